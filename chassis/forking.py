@@ -39,7 +39,9 @@ _MESSAGE = 1 << 20  # bytes, an environment among them
 _PDEATHSIG = 1
 _DUMPABLE = 4
 _NONE = -1  # for a pid: the kernel gave none
-_GRACE_S = 10  # for processes to end after their parent
+# For processes to end by themselves after their parent. One that holds the interpreter's lock
+# cannot, and the kernel ends it.
+_GRACE_S = 0.5
 # Arrow's allocator would have a thread.
 _ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -308,7 +310,7 @@ class _Reaper:
                 continue
             message, descriptors, _, _ = socket.recv_fds(self._connection, _MESSAGE, 2)
             if not message:  # the client is gone: its processes end by themselves, or with us
-                signal.alarm(_GRACE_S)
+                signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
                 self._reap(0)
                 return None
             told = json.loads(message)

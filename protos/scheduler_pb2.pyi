@@ -1268,6 +1268,7 @@ class Recovery(_message.Message):
     REACHED_FIELD_NUMBER: _builtins.int
     LOST_S_FIELD_NUMBER: _builtins.int
     PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    STOOD_S_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
     at: _builtins.float
     """seconds since the epoch: it was noticed"""
@@ -1286,6 +1287,8 @@ class Recovery(_message.Message):
     """seconds in training that went into those that are lost"""
     price_per_hour: _builtins.float
     """of the plan"""
+    stood_s: _builtins.float
+    """as `seconds`, since `step` had ended: the next one is done again"""
     drained: _builtins.bool
     """nothing had: a node was to be left. It takes none of `retries`"""
     @_builtins.property
@@ -1305,11 +1308,12 @@ class Recovery(_message.Message):
         reached: _builtins.int = ...,
         lost_s: _builtins.float = ...,
         price_per_hour: _builtins.float = ...,
+        stood_s: _builtins.float = ...,
         drained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "back", b"back", "drained", b"drained", "lost", b"lost", "lost_s", b"lost_s", "price_per_hour", b"price_per_hour", "reached", b"reached", "reason", b"reason", "seconds", b"seconds", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "back", b"back", "drained", b"drained", "lost", b"lost", "lost_s", b"lost_s", "price_per_hour", b"price_per_hour", "reached", b"reached", "reason", b"reason", "seconds", b"seconds", "step", b"step", "stood_s", b"stood_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

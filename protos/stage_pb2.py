@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from protos import tensor_pb2 as protos_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/stage.proto\x12\nheterps.v1\x1a\x13protos/tensor.proto\"5\n\x0cStageWorkers\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x12\n\nrendezvous\x18\x02 \x01(\t\"\xf5\x01\n\x08Topology\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12(\n\x06stages\x18\x02 \x03(\x0b\x32\x18.heterps.v1.StageWorkers\x12\x0e\n\x06shards\x18\x03 \x03(\t\x12\x12\n\ngeneration\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x0e\n\x06\x64onors\x18\x06 \x03(\t\x12\"\n\x06judged\x18\x07 \x03(\x0b\x32\x12.heterps.v1.Notice\x12\x0e\n\x06\x66ormer\x18\x08 \x03(\r\x12\x0b\n\x03\x63ut\x18\t \x01(\t\x12\x13\n\x06paused\x18\x0b \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04line\x18\n \x01(\rB\t\n\x07_paused\"\x0c\n\nStartReply\"2\n\x0eRegroupRequest\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04\x62\x61\x63k\x18\x02 \x01(\x08\"\x95\x01\n\x0cRegroupReply\x12\x11\n\thas_state\x18\x01 \x01(\x08\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\"\n\x06judged\x18\x03 \x03(\x0b\x32\x12.heterps.v1.Notice\x12\x0f\n\x07trained\x18\x04 \x01(\r\x12\x0f\n\x07samples\x18\x05 \x01(\x04\x12\x0c\n\x04line\x18\x06 \x01(\r\x12\x10\n\x08in_doubt\x18\x07 \x01(\x08\"\"\n\x0cPauseRequest\x12\x12\n\ngeneration\x18\x01 \x01(\r\"\x0c\n\nPauseReply\"4\n\x10ReadStateRequest\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x1a\n\nStateChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\xb4\x01\n\x05\x46rame\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.heterps.v1.FrameKind\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\r\x12\x0e\n\x06sender\x18\x04 \x01(\r\x12\r\n\x05phase\x18\x05 \x01(\t\x12\'\n\x07tensors\x18\x08 \x03(\x0b\x32\x16.heterps.v1.TensorSpec\x12\x0f\n\x07payload\x18\x0f \x01(\x0cJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08\"=\n\x0bJoinRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\r\"$\n\x0e\x43onnectRequest\x12\x12\n\ngeneration\x18\x01 \x01(\r\":\n\tJoinReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\"\x8e\x02\n\x06Notice\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.heterps.v1.NoticeKind\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x14\n\x0csquared_norm\x18\x05 \x01(\x01\x12\x0e\n\x06\x66inite\x18\x06 \x01(\x08\x12\x0c\n\x04loss\x18\x07 \x01(\x01\x12\x0c\n\x04stop\x18\x0f \x01(\x08\x12$\n\x07outcome\x18\x08 \x01(\x0e\x32\x13.heterps.v1.Outcome\x12\r\n\x05scale\x18\t \x01(\x01\x12\r\n\x05\x61\x66ter\x18\x0e \x01(\r\x12\x12\n\ngeneration\x18\x0c \x01(\r\x12\r\n\x05\x66\x61\x63ts\x18\x0b \x01(\tJ\x04\x08\n\x10\x0bJ\x04\x08\r\x10\x0e*T\n\tFrameKind\x12\x15\n\x11\x46RAME_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46ORWARD\x10\x01\x12\x0c\n\x08\x42\x41\x43KWARD\x10\x02\x12\x0c\n\x08\x45VALUATE\x10\x03\x12\x07\n\x03\x45ND\x10\x04*\xc1\x01\n\nNoticeKind\x12\x16\n\x12NOTICE_UNSPECIFIED\x10\x00\x12\n\n\x06PULLED\x10\x01\x12\x0c\n\x08REPORTED\x10\x03\x12\n\n\x06JUDGED\x10\x04\x12\r\n\tCOMMITTED\x10\x05\x12\n\n\x06LOADED\x10\x06\x12\x08\n\x04HELD\x10\x07\x12\t\n\x05\x46REED\x10\x08\x12\x0b\n\x07WRITTEN\x10\t\x12\x0c\n\x08MEASURED\x10\n\x12\x0b\n\x07SETTLED\x10\x0b\x12\x0c\n\x08RESTORED\x10\x0c\x12\t\n\x05TERMS\x10\r\"\x04\x08\x02\x10\x02*O\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\t\n\x05\x41PPLY\x10\x01\x12\x08\n\x04SKIP\x10\x02\x12\x0c\n\x08\x44IVERGED\x10\x03\x12\x08\n\x04STOP\x10\x04\x32\xf5\x02\n\x05Stage\x12\x35\n\x05Start\x12\x14.heterps.v1.Topology\x1a\x16.heterps.v1.StartReply\x12?\n\x07Regroup\x12\x1a.heterps.v1.RegroupRequest\x1a\x18.heterps.v1.RegroupReply\x12\x39\n\x05Pause\x12\x18.heterps.v1.PauseRequest\x1a\x16.heterps.v1.PauseReply\x12\x43\n\tReadState\x12\x1c.heterps.v1.ReadStateRequest\x1a\x16.heterps.v1.StateChunk0\x01\x12\x36\n\x04Join\x12\x17.heterps.v1.JoinRequest\x1a\x15.heterps.v1.JoinReply\x12<\n\x07\x43onnect\x12\x1a.heterps.v1.ConnectRequest\x1a\x15.heterps.v1.JoinReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/stage.proto\x12\nheterps.v1\x1a\x13protos/tensor.proto\"5\n\x0cStageWorkers\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x12\n\nrendezvous\x18\x02 \x01(\t\"\xf5\x01\n\x08Topology\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12(\n\x06stages\x18\x02 \x03(\x0b\x32\x18.heterps.v1.StageWorkers\x12\x0e\n\x06shards\x18\x03 \x03(\t\x12\x12\n\ngeneration\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x0e\n\x06\x64onors\x18\x06 \x03(\t\x12\"\n\x06judged\x18\x07 \x03(\x0b\x32\x12.heterps.v1.Notice\x12\x0e\n\x06\x66ormer\x18\x08 \x03(\r\x12\x0b\n\x03\x63ut\x18\t \x01(\t\x12\x13\n\x06paused\x18\x0b \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04line\x18\n \x01(\rB\t\n\x07_paused\"\x0c\n\nStartReply\"2\n\x0eRegroupRequest\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04\x62\x61\x63k\x18\x02 \x01(\x08\"\xa5\x01\n\x0cRegroupReply\x12\x11\n\thas_state\x18\x01 \x01(\x08\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\"\n\x06judged\x18\x03 \x03(\x0b\x32\x12.heterps.v1.Notice\x12\x0f\n\x07trained\x18\x04 \x01(\r\x12\x0f\n\x07samples\x18\x05 \x01(\x04\x12\x0c\n\x04line\x18\x06 \x01(\r\x12\x10\n\x08in_doubt\x18\x07 \x01(\x08\x12\x0e\n\x06idle_s\x18\x08 \x01(\x01\"\"\n\x0cPauseRequest\x12\x12\n\ngeneration\x18\x01 \x01(\r\"\x0c\n\nPauseReply\"4\n\x10ReadStateRequest\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x1a\n\nStateChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\xb4\x01\n\x05\x46rame\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.heterps.v1.FrameKind\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\r\x12\x0e\n\x06sender\x18\x04 \x01(\r\x12\r\n\x05phase\x18\x05 \x01(\t\x12\'\n\x07tensors\x18\x08 \x03(\x0b\x32\x16.heterps.v1.TensorSpec\x12\x0f\n\x07payload\x18\x0f \x01(\x0cJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08\"=\n\x0bJoinRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\r\"$\n\x0e\x43onnectRequest\x12\x12\n\ngeneration\x18\x01 \x01(\r\":\n\tJoinReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\"\x8e\x02\n\x06Notice\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.heterps.v1.NoticeKind\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x14\n\x0csquared_norm\x18\x05 \x01(\x01\x12\x0e\n\x06\x66inite\x18\x06 \x01(\x08\x12\x0c\n\x04loss\x18\x07 \x01(\x01\x12\x0c\n\x04stop\x18\x0f \x01(\x08\x12$\n\x07outcome\x18\x08 \x01(\x0e\x32\x13.heterps.v1.Outcome\x12\r\n\x05scale\x18\t \x01(\x01\x12\r\n\x05\x61\x66ter\x18\x0e \x01(\r\x12\x12\n\ngeneration\x18\x0c \x01(\r\x12\r\n\x05\x66\x61\x63ts\x18\x0b \x01(\tJ\x04\x08\n\x10\x0bJ\x04\x08\r\x10\x0e*T\n\tFrameKind\x12\x15\n\x11\x46RAME_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46ORWARD\x10\x01\x12\x0c\n\x08\x42\x41\x43KWARD\x10\x02\x12\x0c\n\x08\x45VALUATE\x10\x03\x12\x07\n\x03\x45ND\x10\x04*\xc1\x01\n\nNoticeKind\x12\x16\n\x12NOTICE_UNSPECIFIED\x10\x00\x12\n\n\x06PULLED\x10\x01\x12\x0c\n\x08REPORTED\x10\x03\x12\n\n\x06JUDGED\x10\x04\x12\r\n\tCOMMITTED\x10\x05\x12\n\n\x06LOADED\x10\x06\x12\x08\n\x04HELD\x10\x07\x12\t\n\x05\x46REED\x10\x08\x12\x0b\n\x07WRITTEN\x10\t\x12\x0c\n\x08MEASURED\x10\n\x12\x0b\n\x07SETTLED\x10\x0b\x12\x0c\n\x08RESTORED\x10\x0c\x12\t\n\x05TERMS\x10\r\"\x04\x08\x02\x10\x02*O\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\t\n\x05\x41PPLY\x10\x01\x12\x08\n\x04SKIP\x10\x02\x12\x0c\n\x08\x44IVERGED\x10\x03\x12\x08\n\x04STOP\x10\x04\x32\xf5\x02\n\x05Stage\x12\x35\n\x05Start\x12\x14.heterps.v1.Topology\x1a\x16.heterps.v1.StartReply\x12?\n\x07Regroup\x12\x1a.heterps.v1.RegroupRequest\x1a\x18.heterps.v1.RegroupReply\x12\x39\n\x05Pause\x12\x18.heterps.v1.PauseRequest\x1a\x16.heterps.v1.PauseReply\x12\x43\n\tReadState\x12\x1c.heterps.v1.ReadStateRequest\x1a\x16.heterps.v1.StateChunk0\x01\x12\x36\n\x04Join\x12\x17.heterps.v1.JoinRequest\x1a\x15.heterps.v1.JoinReply\x12<\n\x07\x43onnect\x12\x1a.heterps.v1.ConnectRequest\x1a\x15.heterps.v1.JoinReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.stage_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FRAMEKIND']._serialized_start=1325
-  _globals['_FRAMEKIND']._serialized_end=1409
-  _globals['_NOTICEKIND']._serialized_start=1412
-  _globals['_NOTICEKIND']._serialized_end=1605
-  _globals['_OUTCOME']._serialized_start=1607
-  _globals['_OUTCOME']._serialized_end=1686
+  _globals['_FRAMEKIND']._serialized_start=1341
+  _globals['_FRAMEKIND']._serialized_end=1425
+  _globals['_NOTICEKIND']._serialized_start=1428
+  _globals['_NOTICEKIND']._serialized_end=1621
+  _globals['_OUTCOME']._serialized_start=1623
+  _globals['_OUTCOME']._serialized_end=1702
   _globals['_STAGEWORKERS']._serialized_start=55
   _globals['_STAGEWORKERS']._serialized_end=108
   _globals['_TOPOLOGY']._serialized_start=111
@@ -47,25 +47,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGROUPREQUEST']._serialized_start=372
   _globals['_REGROUPREQUEST']._serialized_end=422
   _globals['_REGROUPREPLY']._serialized_start=425
-  _globals['_REGROUPREPLY']._serialized_end=574
-  _globals['_PAUSEREQUEST']._serialized_start=576
-  _globals['_PAUSEREQUEST']._serialized_end=610
-  _globals['_PAUSEREPLY']._serialized_start=612
-  _globals['_PAUSEREPLY']._serialized_end=624
-  _globals['_READSTATEREQUEST']._serialized_start=626
-  _globals['_READSTATEREQUEST']._serialized_end=678
-  _globals['_STATECHUNK']._serialized_start=680
-  _globals['_STATECHUNK']._serialized_end=706
-  _globals['_FRAME']._serialized_start=709
-  _globals['_FRAME']._serialized_end=889
-  _globals['_JOINREQUEST']._serialized_start=891
-  _globals['_JOINREQUEST']._serialized_end=952
-  _globals['_CONNECTREQUEST']._serialized_start=954
-  _globals['_CONNECTREQUEST']._serialized_end=990
-  _globals['_JOINREPLY']._serialized_start=992
-  _globals['_JOINREPLY']._serialized_end=1050
-  _globals['_NOTICE']._serialized_start=1053
-  _globals['_NOTICE']._serialized_end=1323
-  _globals['_STAGE']._serialized_start=1689
-  _globals['_STAGE']._serialized_end=2062
+  _globals['_REGROUPREPLY']._serialized_end=590
+  _globals['_PAUSEREQUEST']._serialized_start=592
+  _globals['_PAUSEREQUEST']._serialized_end=626
+  _globals['_PAUSEREPLY']._serialized_start=628
+  _globals['_PAUSEREPLY']._serialized_end=640
+  _globals['_READSTATEREQUEST']._serialized_start=642
+  _globals['_READSTATEREQUEST']._serialized_end=694
+  _globals['_STATECHUNK']._serialized_start=696
+  _globals['_STATECHUNK']._serialized_end=722
+  _globals['_FRAME']._serialized_start=725
+  _globals['_FRAME']._serialized_end=905
+  _globals['_JOINREQUEST']._serialized_start=907
+  _globals['_JOINREQUEST']._serialized_end=968
+  _globals['_CONNECTREQUEST']._serialized_start=970
+  _globals['_CONNECTREQUEST']._serialized_end=1006
+  _globals['_JOINREPLY']._serialized_start=1008
+  _globals['_JOINREPLY']._serialized_end=1066
+  _globals['_NOTICE']._serialized_start=1069
+  _globals['_NOTICE']._serialized_end=1339
+  _globals['_STAGE']._serialized_start=1705
+  _globals['_STAGE']._serialized_end=2078
 # @@protoc_insertion_point(module_scope)

@@ -287,6 +287,7 @@ class RegroupReply(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     LINE_FIELD_NUMBER: _builtins.int
     IN_DOUBT_FIELD_NUMBER: _builtins.int
+    IDLE_S_FIELD_NUMBER: _builtins.int
     has_state: _builtins.bool
     """it trained, or has trained; else it never began"""
     step: _builtins.int
@@ -299,6 +300,8 @@ class RegroupReply(_message.Message):
     """of its state, as in Topology"""
     in_doubt: _builtins.bool
     """It has all of step `step` but the verdict, and takes the one that others have."""
+    idle_s: _builtins.float
+    """since `step` had ended, or it was told to go on from there"""
     @_builtins.property
     def judged(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
         """verdicts on the last steps of that generation, in their order"""
@@ -313,10 +316,11 @@ class RegroupReply(_message.Message):
         samples: _builtins.int = ...,
         line: _builtins.int = ...,
         in_doubt: _builtins.bool = ...,
+        idle_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_state", b"has_state", "in_doubt", b"in_doubt", "judged", b"judged", "line", b"line", "samples", b"samples", "step", b"step", "trained", b"trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_state", b"has_state", "idle_s", b"idle_s", "in_doubt", b"in_doubt", "judged", b"judged", "line", b"line", "samples", b"samples", "step", b"step", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

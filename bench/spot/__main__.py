@@ -25,7 +25,7 @@ from scheduler import plan
 from scheduler.decision.record import Decision
 from scheduler.runs.changes.deadline import MOVING_S, sure_plan
 
-REPLACED_S, RESTARTED_S, CUT_S = 0.2, 5.0, 300.0
+REPLACED_S, RESTARTED_S, CUT_S = 0.5, 5.0, 300.0
 DEADLINES = (52.0, 70.0)  # hours
 RESTARTS = (REPLACED_S, 900.0)  # seconds: as measured, and a restart of the usual size
 

@@ -2,6 +2,7 @@
 
     python -m bench.survive --kills 200 --seed 1
     python -m bench.survive --kills 20 --kinds worker shard
+    python -m bench.survive --kills 30 --kinds survivor stopped drained 'two kinds'
     python -m bench.survive --rivals --every 30 --kills 20 --epochs 600 --checkpoint '200 steps'
 
 Jobs of one shape run one after the other on a cluster of nodes of one unit each, with a spare one
@@ -11,7 +12,8 @@ the bit. The pause before a kill begins when the job trains again after the one 
 are to overlap are kinds of their own. Seconds are those of the layers' own clock. With `--rivals`
 workers alone are killed, and the same model is trained by torchrun and Ray Train besides, whose
 workers are killed after the same pauses. `process_start_s` is what a process with torch takes to
-start, before anything else runs. Results go to bench/results/survive.json, or survive_rivals.json.
+start, before anything else runs. Results go to bench/results/survive.json, or survive_rivals.json;
+with `--add`, another unfailed run and others with kills are put to those that are there.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,16 +35,19 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bench.pages import RESULTS, machine, versions, write
-from bench.survive.figures import Run, figures, lost_steps
+from bench.survive.figures import Run, figures, lost_steps, runs_of
 from bench.survive.job import Shape, firsts_begun, result_of, steps_begun, trained_last, write_job
-from bench.survive.kills import KINDS, SETTLED_S, SHARDS, Killer, drawn, pause
+from bench.survive.kills import KINDS, SETTLED_S, SHARDS, USUAL, Killer, drawn, pause
 from bench.survive.rivals import run_rivals
 from heterps import Client
 from heterps.errors import UnreachableError
 from protos.naming import cuts_of
+from tests.disks import small_disk
 from tests.machines import Machines
 
 _LOOK_S = 0.05
+_LAST = 100  # steps, in which no disk is filled
+_DISK = 16 << 20  # bytes, where it is to be full for a while
 
 
 def main() -> int:
@@ -56,18 +62,19 @@ def main() -> int:
     nodes = {f"{SHARDS}-0": ("cpu", 1)}
     for kind, units in (("front", shape.front), ("back", shape.back)):
         nodes |= {f"{kind}-{number}": (kind, 1) for number in range(units + 1)}
+    before = _before(arguments, shape)
     arguments.process_start_s = _process_start()
     with tempfile.TemporaryDirectory(prefix="heterps-survive-") as folder:
         with Machines(Path(folder, "cluster"), nodes) as machines:
-            runs = []
+            runs: list[Run] = []
             for run in _runs(arguments, shape, machines, list(nodes), Path(folder)):
                 runs.append(run)
-                result = _result(arguments, shape, runs)
+                result = _result(arguments, shape, [*before, runs])
                 _keep(arguments, result)  # whatever becomes of the next one
         if arguments.rivals:
             result |= run_rivals(Path(folder), shape, arguments)
         _keep(arguments, result)
-    print(json.dumps({k: v for k, v in result.items() if k != "jobs"}, indent=1))
+    print(json.dumps({k: v for k, v in result.items() if k != "parts"}, indent=1))
     return 0 if result["holds"] else 1
 
 
@@ -81,25 +88,53 @@ def _process_start() -> float:
     return statistics.median(took)
 
 
-def _result(arguments: argparse.Namespace, shape: Shape, runs: list[Run]) -> dict[str, Any]:
+def _result(arguments: argparse.Namespace, shape: Shape, parts: list[list[Run]]) -> dict[str, Any]:
     return {
         "benchmark": "survive",
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "versions": versions("torch", "ray"),
+        "seed": arguments.seed,
+        "process_start_s": arguments.process_start_s,
+        **_same(arguments, shape),
+        **figures(parts, shape.front + shape.back),
+    }
+
+
+def _same(arguments: argparse.Namespace, shape: Shape) -> dict[str, Any]:
+    """What is the same in all parts."""
+    return {
         "shape": asdict(shape),
         "checkpoint": arguments.checkpoint,
         "every_s": arguments.every,
-        "seed": arguments.seed,
-        "process_start_s": arguments.process_start_s,
-        **figures(runs, shape.front + shape.back),
     }
+
+
+def _before(arguments: argparse.Namespace, shape: Shape) -> list[list[Run]]:
+    """The parts that this one is added to.
+
+    Raises:
+        SystemExit: they were measured otherwise.
+    """
+    if not arguments.add:
+        return []
+    there = json.loads(_file(arguments).read_text())
+    same = _same(arguments, shape)
+    if {name: there[name] for name in same} != same:
+        raise SystemExit(f"--add: {_file(arguments)} is of another job, or of other kills")
+    return runs_of(there["parts"])
+
+
+def _file(arguments: argparse.Namespace) -> Path:
+    found: Path = arguments.json or RESULTS / (
+        "survive_rivals.json" if arguments.rivals else "survive.json"
+    )
+    return found
 
 
 def _keep(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     if not arguments.no_write:
-        name = "survive_rivals.json" if arguments.rivals else "survive.json"
-        write(arguments.json or RESULTS / name, json.dumps(result, indent=1) + "\n")
+        write(_file(arguments), json.dumps(result, indent=1) + "\n")
 
 
 def _runs(
@@ -109,10 +144,10 @@ def _runs(
     nodes: list[str],
     folder: Path,
 ) -> Iterator[Run]:
-    """The unfailed run, then others until there were enough kills."""
+    """The unfailed run, then others until there were enough kills, or jobs."""
     yield _run(arguments, shape, machines, nodes, folder / "unfailed", 0)
     kills = number = 0
-    while kills < arguments.kills:
+    while kills < arguments.kills and number != arguments.jobs:
         number += 1
         run = _run(
             *(arguments, shape, machines, nodes, folder / str(number)),
@@ -147,7 +182,9 @@ def _run(
     overrides: dict[str, Any] = {"retries": 10_000, "train.checkpoint.every": arguments.checkpoint}
     spec = write_job(folder, shape, **overrides)
     run = Run()
-    with Client(machines.address) as client:
+    with ExitStack() as stack, Client(machines.address) as client:
+        if "full disk" in arguments.kinds:
+            stack.enter_context(small_disk(folder / "out", _DISK))
         job_id = client.submit(spec)
         output = folder / "out" / job_id
         killer = Killer(machines, job_id, nodes, Path(cuts_of(str(output))), chance)
@@ -157,26 +194,31 @@ def _run(
             if due is None and trained_last(folder) > after:
                 due = time.monotonic() + pause(chance, arguments.every)
             elif due is not None and time.monotonic() > due and len(run.kills) < most:
-                if (killed := killer.kill(drawn(chance, arguments.kinds))) is not None:
+                kind = drawn(chance, arguments.kinds)
+                done = len(steps_begun(folder)) / shape.micro_batches  # those redone, too
+                late = shape.steps - done < _LAST
+                if kind == "full disk" and late:  # a model cannot be saved there
+                    kind = "survivor"
+                if (killed := killer.kill(kind)) is not None:
                     run.kills.append(killed)
                 due, after = None, time.time() + SETTLED_S
             time.sleep(_LOOK_S)
         killer.settle()
         message = client.status_message(job_id)
-    run.begun = steps_begun(folder)
-    run.state = status.state.value
-    run.ended = [attempt.reason for attempt in message.attempts]
-    run.recovered_s = [recovery.seconds for recovery in message.recoveries]
-    run.firsts = firsts_begun(folder)
-    lost = lost_steps(run.begun, [(r.at, r.step) for r in message.recoveries], shape.micro_batches)
-    run.lost_steps = [n for n, r in zip(lost, message.recoveries, strict=True) if r.back]
-    run.redone = len(run.begun) - shape.steps * shape.micro_batches
-    if run.state == "succeeded":
-        result = result_of(spec, output)
-        run.digest = result.digest
-        run.each_trained_once = bool((result.trained == arguments.epochs).all())
-    else:
-        run.ended.append(message.reason)
+        begun = steps_begun(folder)
+        run.timed(begun, firsts_begun(folder))
+        run.state = status.state.value
+        run.ended = [attempt.reason for attempt in message.attempts]
+        run.recovered_s = [recovery.seconds for recovery in message.recoveries]
+        lost = lost_steps(begun, [(r.at, r.step) for r in message.recoveries], shape.micro_batches)
+        run.lost_steps = [n for n, r in zip(lost, message.recoveries, strict=True) if r.back]
+        run.redone = len(begun) - shape.steps * shape.micro_batches
+        if run.state == "succeeded":
+            result = result_of(spec, output)
+            run.digest = result.digest
+            run.each_trained_once = bool((result.trained == arguments.epochs).all())
+        else:
+            run.ended.append(message.reason)
     return run
 
 
@@ -196,9 +238,10 @@ def _parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--kills", type=int, default=200)
+    add("--jobs", type=int, default=None, help="with kills, at most")
     add("--every", type=float, default=5.0, help="seconds between two, on average")
     add("--seed", type=int, default=1)
-    add("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    add("--kinds", nargs="+", choices=list(KINDS), default=list(USUAL))
     add("--front", type=int, default=2, help="workers of the first stage")
     add("--back", type=int, default=2, help="of the second")
     add("--seconds", type=float, default=0.002, help="that a sample takes in a stage")
@@ -207,6 +250,7 @@ def _parse() -> argparse.Namespace:
     add("--checkpoint", default="40 steps")
     add("--rivals", action="store_true", help="torchrun and Ray Train beside it")
     add("--json", type=Path, default=None, help="where results go to instead")
+    add("--add", action="store_true", help="to the parts that are in that file")
     add("--no-write", action="store_true")
     arguments = parser.parse_args()
     if arguments.rivals:

@@ -19,13 +19,15 @@ class Run:
     """What a job came to.
 
     Attributes:
-        begun: when each micro-batch's backward began in the last stage, Unix time, in order.
-        firsts: when each process began its first micro-batch, of any stage, Unix time, in order.
         recovered_s: of each recovery, by the scheduler's clock.
         lost_steps: of each recovery from a checkpoint, see `lost_steps`.
         redone: micro-batches that were computed more than once.
         ended: why attempts before the last one did, and the last one if it failed.
         each_trained_once: whether every sample was, once an epoch.
+        seconds: from its first micro-batch to its last.
+        gaps: after each kill, see `gaps_of`.
+        longest_s: between two beginnings of micro-batches of the last stage.
+        caught_up_s: of each worker that was killed and had a successor, see `caught_up`.
     """
 
     state: str = ""
@@ -36,78 +38,91 @@ class Run:
     lost_steps: list[float] = field(default_factory=list)
     redone: int = 0
     ended: list[str] = field(default_factory=list)
-    begun: list[float] = field(default_factory=list)
-    firsts: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    longest_s: float = 0.0
+    caught_up_s: list[float] = field(default_factory=list)
 
-    @property
-    def seconds(self) -> float:
-        """From its first micro-batch to its last."""
-        return self.begun[-1] - self.begun[0] if self.begun else 0.0
+    def timed(self, begun: Sequence[float], firsts: Sequence[float]) -> "Run":
+        """Fill in what follows from the layers' own clock; itself.
 
-    @property
-    def gaps(self) -> list[float]:
-        """Seconds: after each kill, the longest that nothing was begun for until the next one.
-
-        What stands still while others are killed is divided where they are.
+        Args:
+            begun: when each micro-batch's backward began in the last stage, Unix time, in order.
+            firsts: when each process began its first micro-batch, of any stage, in order.
         """
-        others = [kill.at for kill in self.kills[1:]]
-        marks = sorted([*self.begun, *others])
-        return [
-            longest_gap(marks, kill.at, min(end - kill.at, _AFTER_S))
-            for kill, end in zip(self.kills, [*others, float("inf")], strict=True)
-        ]
+        self.seconds = begun[-1] - begun[0] if begun else 0.0
+        self.gaps = gaps_of([kill.at for kill in self.kills], begun)
+        self.longest_s = max((b - a for a, b in pairwise(begun)), default=0.0)
+        killed = [kill.at for kill in self.kills if kill.kind == "worker"]
+        self.caught_up_s = [s for at in killed if (s := caught_up(firsts, at)) is not None]
+        return self
 
 
-def figures(runs: Sequence[Run], workers: int) -> dict[str, Any]:
-    """Of an unfailed run and of those after it, which had kills.
+def figures(parts: Sequence[Sequence[Run]], workers: int) -> dict[str, Any]:
+    """Of parts that were measured one after the other: an unfailed run each, and with kills.
 
-    `goodput` is the time of the unfailed run by the mean time of those with kills. In
-    `goodput_of_the_living` that mean is less the dead capacity: the seconds for which one of the
+    `goodput` is the time of the unfailed runs by that of those with kills. In
+    `goodput_of_the_living` that is less the dead capacity: the seconds for which one of the
     `workers` of all stages was dead, divided by their number. A worker is dead from its kill until
     a process that is new begins its first micro-batch (`caught_up_s`, to which its start, its
     state's and the wait for its first micro-batch belong); other kinds of kills count as none.
     """
-    unfailed, killed = runs[0], runs[1:]
+    killed = [run for part in parts for run in part[1:]]
+    digest = parts[0][0].digest
     gaps: dict[str, list[float]] = {}
     for run in killed:
         for kill, gap in zip(run.kills, run.gaps, strict=True):
             gaps.setdefault(kill.kind, []).append(gap)
+    without = sum(part[0].seconds * len(part[1:]) for part in parts)
     seconds = sum(run.seconds for run in killed)
     kills = sum(len(run.kills) for run in killed)
-    caught_up_s = [
-        s
-        for run in killed
-        for kill in run.kills
-        if kill.kind == "worker" and (s := caught_up(run.firsts, kill.at)) is not None
-    ]
+    caught_up_s = [s for run in killed for s in run.caught_up_s]
     living_s = seconds - sum(caught_up_s) / workers
-    lost_s = seconds - unfailed.seconds * len(killed)
     return {
-        "holds": holds(runs),
+        "holds": holds([run for part in parts for run in part]),
         "jobs_killed": len(killed),
         "kills": kills,
         "kinds": dict(Counter(kill.kind for run in killed for kill in run.kills)),
-        "equal": sum(run.digest == unfailed.digest != "" for run in killed),
+        "equal": sum(run.digest == digest != "" for run in killed),
         "each_trained_once": sum(run.each_trained_once for run in killed),
         "attempts_ended": sum(len(run.ended) for run in killed),
         "recoveries": sum(len(run.recovered_s) for run in killed),
-        "goodput": unfailed.seconds * len(killed) / seconds if seconds else 0.0,
-        "goodput_of_the_living": unfailed.seconds * len(killed) / living_s if living_s else 0.0,
-        "lost_s_a_kill": lost_s / kills if kills else 0.0,
+        "goodput": without / seconds if seconds else 0.0,
+        "goodput_of_the_living": without / living_s if living_s else 0.0,
+        "lost_s_a_kill": (seconds - without) / kills if kills else 0.0,
         "stood_still_s": {kind: spread(some) for kind, some in sorted(gaps.items())},
-        "usual_gap_s": max((b - a for a, b in pairwise(unfailed.begun)), default=0.0),
+        "usual_gap_s": max((part[0].longest_s for part in parts), default=0.0),
         "recovered_s": spread([s for run in killed for s in run.recovered_s]),
         "caught_up_s": spread(caught_up_s),
         "lost_steps": spread([n for run in killed for n in run.lost_steps]),
-        "unfailed": {"seconds": unfailed.seconds, "digest": unfailed.digest},
-        "jobs": [_told(run) for run in killed],
+        "parts": [[asdict(run) for run in part] for part in parts],
     }
+
+
+def runs_of(parts: Sequence[Sequence[dict[str, Any]]]) -> list[list[Run]]:
+    """Those of `figures`' own `parts`, as read from a file."""
+    return [
+        [Run(**run | {"kills": [Kill(**kill) for kill in run["kills"]]}) for run in part]
+        for part in parts
+    ]
 
 
 def holds(runs: Sequence[Run]) -> bool:
     """Whether each trained every sample once an epoch, and all came to the same bits."""
     whole = all(run.each_trained_once and run.digest for run in runs)
     return whole and len({run.digest for run in runs}) == 1
+
+
+def gaps_of(kills: Sequence[float], begun: Sequence[float]) -> list[float]:
+    """Seconds: after each kill, the longest that nothing was begun for until the next one.
+
+    What stands still while others are killed is divided where they are.
+    """
+    marks = sorted([*begun, *kills[1:]])
+    return [
+        longest_gap(marks, at, min(end - at, _AFTER_S))
+        for at, end in pairwise([*kills, float("inf")])
+    ]
 
 
 def longest_gap(begun: Sequence[float], at: float, after_s: float) -> float:
@@ -151,8 +166,3 @@ def spread(some: Sequence[float]) -> dict[str, float]:
         "p99": float(np.quantile(some, 0.99)),
         "most": max(some),
     }
-
-
-def _told(run: Run) -> dict[str, Any]:
-    told = {k: v for k, v in asdict(run).items() if k not in ("begun", "firsts")}
-    return {"seconds": run.seconds, "stood_still_s": run.gaps, **told}

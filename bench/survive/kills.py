@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import grpc
 
 from chassis.channels import connect
+from heterps import Client
+from heterps.errors import HeterpsError
 from protos.node_pb2 import NodeStatusRequest
 from protos.node_pb2_grpc import NodeStub
 from tests.machines import REDIS, SCHEDULER, Machines
@@ -24,6 +26,9 @@ SETTLED_S = 0.5  # after a kill, when those who begin something have noticed it
 _ANSWER_S = 2.0
 _REPLACED_S = 3.0  # for a replacement to be started, or a cut to be begun
 _LOOK_S = 0.002
+_STOPPED_S = 10.0  # that one stands still
+_NOTICE_S = (3.0, 10.0)
+_FULL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +145,108 @@ class Killer:
             time.sleep(delay)
             self.machines.start(name)
 
-        self.reviving.append(threading.Thread(target=revive))
-        self.reviving[-1].start()
+        self._later(revive)
         return [name]
 
     def node(self, *, of_shards: bool) -> list[str]:
         """One of those that have shards, or of those that have workers."""
         found = [name for name in self.nodes if name.startswith(SHARDS) == of_shards]
         return self.machine(self.chance.choice(found))
+
+    def survivor(self) -> list[str]:
+        """A worker, and another one while it is replaced."""
+        victims = self.one("stage")
+        time.sleep(self.chance.uniform(0, 0.4))
+        return victims and victims + self.one("stage")
+
+    def stopped(self) -> list[str]:
+        """Any process stands still for a while; perhaps a worker dies meanwhile."""
+        names = (SCHEDULER, REDIS, *self.nodes)
+        found = self.processes() | {name: self.machines.pid(name) for name in names}
+        label = self.chance.choice(sorted(found))
+        pid = found[label]
+        os.kill(pid, signal.SIGSTOP)
+
+        def go_on() -> None:
+            time.sleep(_STOPPED_S)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+        self._later(go_on)
+        victims = [f"{label} stands still"]
+        if self.chance.random() < 0.5:
+            time.sleep(self.chance.uniform(0, 2.0))
+            victims += self.one("stage")
+        return victims
+
+    def all_together(self) -> list[str]:
+        """A worker, Redis and the scheduler."""
+        self.settle()
+        victims = self.one("stage")
+        time.sleep(self.chance.uniform(0, 0.3))
+        for name in self.chance.sample([REDIS, SCHEDULER], 2):
+            self.machines.kill(name)
+        delay = self.chance.uniform(0, 2.0)
+
+        def revive() -> None:
+            time.sleep(delay)
+            for name in (REDIS, SCHEDULER):
+                self.machines.start(name)
+
+        self._later(revive)
+        return [*victims, REDIS, SCHEDULER]
+
+    def drained(self) -> list[str]:
+        """A node says that it goes; a worker, or the node itself, dies within its notice."""
+        self.settle()
+        name = self.chance.choice([name for name in self.nodes if not name.startswith(SHARDS)])
+        notice, early = self.chance.uniform(*_NOTICE_S), self.chance.random() < 0.3
+        try:
+            with Client(self.machines.address) as client:
+                client.drain(name, notice)
+        except HeterpsError:  # no scheduler that knows it
+            return []
+
+        def revive() -> None:
+            time.sleep(self.chance.uniform(0, 1.0) if early else notice)
+            self.machines.kill(name)
+            time.sleep(self.chance.uniform(0, 2.0))
+            self.machines.start(name)
+
+        self._later(revive)
+        time.sleep(self.chance.uniform(0, 1.0))
+        return [f"{name} within {notice:.1f} s", *self.one("stage")]
+
+    def full_disk(self) -> list[str]:
+        """No checkpoint can be written for a while; perhaps a worker dies meanwhile."""
+        if not self.cuts.parent.is_dir():
+            return []
+        ballast = self.cuts.parent / "ballast"
+        free = os.statvfs(ballast.parent)
+        with suppress(OSError), ballast.open("wb") as file:
+            file.write(bytes(free.f_bavail * free.f_frsize))
+
+        def relieve() -> None:
+            time.sleep(_FULL_S)
+            ballast.unlink()
+
+        self._later(relieve)
+        if self.chance.random() < 0.5:
+            time.sleep(self.chance.uniform(0, 2.0))
+            return ["disk", *self.one("stage", self.chance.choice([1, 2]))]
+        return ["disk"]
+
+    def two_kinds(self) -> list[str]:
+        """Two others of these at once, or nearly so."""
+        victims = []
+        for _ in range(2):
+            victims += KINDS[drawn(self.chance, USUAL)][1](self)
+            time.sleep(self.chance.uniform(0, 0.5))
+        return victims
+
+    def _later(self, action: Callable[[], None]) -> None:
+        self.reviving.append(threading.Thread(target=action))
+        self.reviving[-1].start()
 
     def _cut_folders(self) -> set[str]:
         if not self.cuts.is_dir():
@@ -167,7 +266,15 @@ KINDS: dict[str, tuple[int, Callable[[Killer], list[str]]]] = {
     "scheduler": (1, lambda killer: killer.machine(SCHEDULER)),
     "scheduler and worker": (2, Killer.while_replaced),
     "redis": (1, lambda killer: killer.machine(REDIS)),
+    "survivor": (2, Killer.survivor),
+    "stopped": (2, Killer.stopped),
+    "all together": (2, Killer.all_together),
+    "drained": (3, Killer.drained),
+    "full disk": (2, Killer.full_disk),
+    "two kinds": (3, Killer.two_kinds),
 }
+RARE: Final = ("survivor", "stopped", "all together", "drained", "full disk", "two kinds")
+USUAL: Final = tuple(kind for kind in KINDS if kind not in RARE)
 
 
 def pause(chance: random.Random, every_s: float) -> float:

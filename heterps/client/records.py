@@ -58,6 +58,7 @@ class Recovery:
     Attributes:
         lost: the processes that had died.
         seconds: until all were told to go on.
+        stood_s: likewise, since `step` had ended: what was done of the next one is done again.
         step: that they went on from.
         reason: what had broken, in one line.
         back: whether nobody had a later state, so that all went back to this step.
@@ -76,6 +77,7 @@ class Recovery:
     reached: int = 0
     lost_s: float = 0.0
     price_per_hour: float = 0.0
+    stood_s: float = 0.0
 
     @property
     def lost_steps(self) -> int:

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from enum import Enum, auto
 from typing import TypeVar
 
 from protos import scheduler_pb2 as pb
@@ -23,8 +22,10 @@ from scheduler.runs.follow import Follower
 from scheduler.runs.launch import devices_of
 from scheduler.runs.logs import JobLogs
 from scheduler.runs.processes import AttemptId, Process
+from scheduler.runs.progress import forget_validated, take_progress
 from scheduler.runs.record import Record
 from scheduler.runs.recoveries import note_beginning, note_recovery
+from scheduler.runs.states import NEXT, OF_JOB, State
 from scheduler.state.endings import Ending, may_retry
 from scheduler.state.packing import Group
 from scheduler.state.store import DeposedError, StoreError, TransitionError
@@ -33,37 +34,6 @@ R = TypeVar("R")
 _PAUSE_S = 1.0
 _log = logging.getLogger("heterps.runner")
 FINAL_PHASES = frozenset(("trained", "done", "failed"))
-
-
-class State(Enum):
-    """How far an attempt has come."""
-
-    NEW = auto()
-    PROFILING = auto()
-    PLANNING = auto()
-    STARTING = auto()
-    RUNNING = auto()
-    STOPPING = auto()
-    ENDED = auto()
-    HANDED_OVER = auto()
-
-
-_NEXT = {
-    State.NEW: {State.PROFILING, State.RUNNING, State.STOPPING, State.HANDED_OVER},
-    State.PROFILING: {State.PLANNING, State.STOPPING, State.HANDED_OVER},
-    State.PLANNING: {State.STARTING, State.STOPPING, State.HANDED_OVER},
-    State.STARTING: {State.RUNNING, State.STOPPING, State.HANDED_OVER},
-    State.RUNNING: {State.STOPPING, State.HANDED_OVER},
-    State.STOPPING: {State.ENDED, State.HANDED_OVER},
-    State.ENDED: set[State](),
-    State.HANDED_OVER: set[State](),
-}
-_OF_JOB = {
-    State.PROFILING: pb.PROFILING,
-    State.PLANNING: pb.PLANNING,
-    State.STARTING: pb.STARTING,
-    State.RUNNING: pb.RUNNING,
-}
 
 
 class Attempt:
@@ -147,7 +117,7 @@ class Attempt:
             self.running_at = time.monotonic()
         if state in (State.STARTING, State.RUNNING):
             self._had_units = True
-        if not _NEXT[state]:
+        if not NEXT[state]:
             self.over.set()
 
     def enter(self, state: State) -> None:
@@ -160,7 +130,7 @@ class Attempt:
         self._check(state)
 
         def edit(status: pb.JobStatus) -> None:
-            status.state, status.reason = _OF_JOB[state], ""
+            status.state, status.reason = OF_JOB[state], ""
             if state is State.PROFILING:
                 status.attempt = self.id.number
                 status.began_at = status.began_at or time.time()
@@ -262,7 +232,7 @@ class Attempt:
 
         def edit(status: pb.JobStatus) -> None:
             if report.generation == self.record.generation or report.phase == "done":
-                _progress(status, report)
+                take_progress(status, report)
 
         self.context.jobs.change(self.id.job_id, edit)
 
@@ -468,7 +438,7 @@ class Attempt:
             status.recoveries.append(recovery)
             if recovery.back:
                 status.step, status.samples = recovery.step, samples
-                _forget_validated(status)
+                forget_validated(status)
 
         self.context.jobs.change(self.id.job_id, edit)
         note_recovery(self.context.store, self.id.job_id, recovery, kinds)
@@ -503,7 +473,7 @@ class Attempt:
                 raise Interrupted
 
     def _check(self, state: State) -> None:
-        if state not in _NEXT[self._state]:
+        if state not in NEXT[self._state]:
             raise TransitionError(
                 f"job {self.id.job_id}: attempt {self.id.number} cannot go from "
                 f"{self._state.name} to {state.name}"
@@ -512,28 +482,3 @@ class Attempt:
     def _place(self, record: pb.RunRecord) -> None:
         self.record.take_up(record)
         self.logs.set_processes(self.processes)
-
-
-def _forget_validated(status: pb.JobStatus) -> None:
-    """Leave out what was measured after the step that the job goes on from."""
-    kept = [one for one in status.validated if one.step <= status.step]
-    del status.validated[:]
-    status.validated.extend(kept)
-
-
-def _progress(status: pb.JobStatus, report: pb.ProgressReport) -> None:
-    status.phase = report.phase
-    status.step = max(status.step, report.step)
-    status.total_steps = report.total_steps or status.total_steps
-    status.samples = max(status.samples, report.samples)
-    if report.loss:
-        status.loss = report.loss
-        status.loss_terms.clear()
-        status.loss_terms.update(report.loss_terms)
-    if report.samples_per_s:
-        status.samples_per_s = report.samples_per_s
-    status.metrics.update(report.metrics)
-    if report.validated:
-        del status.validated[:]
-        status.validated.extend(report.validated)
-    status.output = report.output or status.output

@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from scheduler.runs.attempt import Attempt, State
+from scheduler.runs.attempt import Attempt
 from scheduler.runs.calls import Interrupted
 from scheduler.runs.launch import drop_tables, output_of, stop_job
 from scheduler.runs.processes import Process
+from scheduler.runs.states import State
 from scheduler.state import nodes as registry
 
 GRACE_S = 3.0

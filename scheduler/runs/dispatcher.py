@@ -18,13 +18,14 @@ from protos.scheduler_pb2 import (
     JobStatus,
     NodeStatus,
 )
-from scheduler.runs.attempt import Attempt, State
+from scheduler.runs.attempt import Attempt
 from scheduler.runs.cleanup import GRACE_S
 from scheduler.runs.context import Context
 from scheduler.runs.failures import ending_of
 from scheduler.runs.launch import stop_job
 from scheduler.runs.processes import AttemptId
 from scheduler.runs.run import start
+from scheduler.runs.states import State
 from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending
 from scheduler.state.store import TERMINAL, StoreError, TransitionError

@@ -182,9 +182,12 @@ class Follower:
                     return Outcome(report=self._done)
             if symptoms := self._symptoms({}):
                 outcome = self._replaceable(symptoms, stop)
-                if outcome.ending is not None and may_recover(outcome.ending):
-                    return outcome
-                return self.diagnose(stop)
+                if outcome is not None:
+                    if outcome.ending is not None and may_recover(outcome.ending):
+                        return outcome
+                    outcome = self.diagnose(stop)
+                    if outcome.report is not None or outcome.ending is not None:
+                        return outcome
             if is_due():
                 return Outcome(due=True)
             self._wake.wait(_POLL_S)
@@ -293,8 +296,10 @@ class Follower:
                 ended.add(process.process_id)
         return symptoms + self._reported(ended)
 
-    def _replaceable(self, symptoms: list[Symptom], stop: Stop) -> Outcome:
+    def _replaceable(self, symptoms: list[Symptom], stop: Stop) -> Outcome | None:
         """Those that are gone, and why; nothing where something else is wrong, too.
+
+        None where all runs, by the nodes' own words: one was only late to renew its lease.
 
         Where workers only lost touch with others, those are waited for to be seen gone. A shard is
         not gone before its node's lease is.
@@ -318,8 +323,11 @@ class Follower:
                 if process.role != SHARD and not self._may_be_replaced(process, status):
                     return Outcome()
                 gone.append(process)
+            found = self._symptoms(asked)
+            if not gone and not found:
+                return None
             if gone or time.monotonic() > until:
-                ending = ending_of(self._symptoms(asked) or symptoms)
+                ending = ending_of(found or symptoms)
                 return Outcome(ending=ending, lost=tuple(gone))
             if stop():
                 raise Interrupted

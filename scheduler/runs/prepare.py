@@ -21,7 +21,7 @@ from protos.scheduler_pb2 import (
 from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
 from scheduler.problem.wording import sentence
-from scheduler.runs.attempt import Attempt, State
+from scheduler.runs.attempt import Attempt
 from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, Interrupted, in_background
 from scheduler.runs.changes.anew import bounds_of
@@ -43,6 +43,7 @@ from scheduler.runs.offer import (
 )
 from scheduler.runs.plans import keep_begun
 from scheduler.runs.recoveries import with_times
+from scheduler.runs.states import State
 from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group

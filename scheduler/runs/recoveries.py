@@ -16,6 +16,7 @@ _log = logging.getLogger("heterps.runner")
 def measured(recovery: Recovery, before: RecoveryTimes) -> RecoveryTimes:
     """The times of a type with those of workers that were replaced while others went on.
 
+    What had been done of the open step counts, as it is done again.
     Where all went back to a cut it was as if another attempt had begun.
     """
     after = RecoveryTimes()
@@ -25,8 +26,9 @@ def measured(recovery: Recovery, before: RecoveryTimes) -> RecoveryTimes:
         after.restarted += 1
         after.restarted_s += (seconds - before.restarted_s) / min(after.restarted, _WEIGHT)
         return after
+    seconds = max(recovery.seconds, recovery.stood_s)
     after.replaced += 1
-    after.replaced_s += (recovery.seconds - before.replaced_s) / min(after.replaced, _WEIGHT)
+    after.replaced_s += (seconds - before.replaced_s) / min(after.replaced, _WEIGHT)
     return after
 
 

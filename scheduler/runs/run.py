@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from chassis.logs import log_scope
 from protos.scheduler_pb2 import END_INTERNAL, END_SCHEDULER_LOST, END_SUCCEEDED
-from scheduler.runs.attempt import Attempt, State
+from scheduler.runs.attempt import Attempt
 from scheduler.runs.calls import CallError, Interrupted
 from scheduler.runs.changes.drain import Drain, marked
 from scheduler.runs.changes.guard import guard
@@ -20,6 +20,7 @@ from scheduler.runs.launch import begin
 from scheduler.runs.plans import measured
 from scheduler.runs.prepare import Preparation
 from scheduler.runs.processes import Process
+from scheduler.runs.states import State
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.store import DeposedError, StoreError, TransitionError
 

@@ -1,17 +1,27 @@
 """The benchmark of kills: what it takes for success, and how long a job stood still."""
 
 import argparse
+import json
 import random
 from dataclasses import replace
 
 import pytest
 
 from bench.survive import rivals
-from bench.survive.figures import Run, caught_up, figures, holds, longest_gap, lost_steps
+from bench.survive.figures import (
+    Run,
+    caught_up,
+    figures,
+    gaps_of,
+    holds,
+    longest_gap,
+    lost_steps,
+    runs_of,
+)
 from bench.survive.job import Shape, firsts_begun
-from bench.survive.kills import KINDS, Kill, drawn
+from bench.survive.kills import KINDS, RARE, USUAL, Kill, drawn
 
-WELL = Run(state="succeeded", digest="a", each_trained_once=True, begun=[0.0, 1.0, 2.0])
+WELL = Run(state="succeeded", digest="a", each_trained_once=True, seconds=2.0)
 
 
 @pytest.mark.parametrize(
@@ -36,9 +46,8 @@ def test_a_job_stands_still_from_the_last_thing_before_a_kill_to_the_first_after
 
 
 def test_where_a_job_stands_still_is_told_of_the_kill_before():
-    kills = [Kill("worker", 1.05, ["one"]), Kill("worker", 4.05, ["two"])]
-    run = replace(WELL, begun=[0.0, 1.0, 1.1, 4.0, 4.1, 5.0], kills=kills)
-    assert run.gaps == pytest.approx([2.9, 0.9])
+    assert gaps_of([1.05, 4.05], [0.0, 1.0, 1.1, 4.0, 4.1, 5.0]) == pytest.approx([2.9, 0.9])
+    assert gaps_of([], [0.0, 1.0]) == []
 
 
 @pytest.mark.parametrize(
@@ -54,13 +63,18 @@ def test_one_standstill_counts_once_however_many_are_killed_in_it(at, gaps):
     begun = [0.0, 0.5, 1.0, 1.1, 4.0, 4.1, 20.0, 20.1]
     if at[-1] < 10:
         begun = begun[:-2]
-    run = replace(WELL, begun=begun, kills=[Kill("worker", when, ["one"]) for when in at])
-    assert run.gaps == pytest.approx(gaps)
+    assert gaps_of(at, begun) == pytest.approx(gaps)
+
+
+def _killed(*at: tuple[str, float]) -> Run:
+    return Run(
+        "succeeded", "a", each_trained_once=True, kills=[Kill(kind, t, ["one"]) for kind, t in at]
+    )
 
 
 def test_goodput_is_that_of_the_unfailed_run():
-    killed = replace(WELL, begun=[0.0, 1.0, 4.0], kills=[Kill("worker", 1.5, ["one"])])
-    found = figures([WELL, killed], 4)
+    killed = _killed(("worker", 1.5)).timed([0.0, 1.0, 4.0], [0.0])
+    found = figures([[WELL, killed]], 4)
     assert (found["goodput"], found["lost_s_a_kill"]) == (0.5, 2.0)
     assert found["stood_still_s"]["worker"]["most"] == 3.0
     assert (found["kills"], found["equal"], found["holds"]) == (1, 1, True)
@@ -68,14 +82,23 @@ def test_goodput_is_that_of_the_unfailed_run():
 
 def test_what_was_dead_is_no_loss_of_the_living():
     """Of four workers one was dead for 2 of 12 s: all were there for 11.5 s, and 10 were needed."""
-    kills = [Kill("worker", 4.0, ["one"]), Kill("shard", 8.0, ["two"])]
-    killed = Run(
-        "succeeded", "a", each_trained_once=True, kills=kills, begun=[0.0, 12.0], firsts=[0.0, 6.0]
-    )
-    found = figures([replace(WELL, begun=[0.0, 10.0]), killed], 4)
+    killed = _killed(("worker", 4.0), ("shard", 8.0)).timed([0.0, 12.0], [0.0, 6.0])
+    found = figures([[replace(WELL, seconds=10.0), killed]], 4)
     assert found["caught_up_s"]["most"] == 2.0
     assert found["goodput"] == pytest.approx(10 / 12)
     assert found["goodput_of_the_living"] == pytest.approx(10 / 11.5)
+
+
+def test_each_part_is_compared_with_its_own_unfailed_run():
+    killed = _killed(("worker", 1.5)).timed([0.0, 1.0, 4.0], [0.0, 2.0])
+    parts = [[WELL, killed], [replace(WELL, seconds=8.0), replace(killed, seconds=8.0)]]
+    found = figures(parts, 4)
+    assert found["goodput"] == pytest.approx(10 / 12)
+    assert (found["kills"], found["jobs_killed"], found["caught_up_s"]["count"]) == (2, 2, 2)
+    again = figures(runs_of(json.loads(json.dumps(found["parts"]))), 4)
+    assert again == found
+    parts[1][0] = replace(parts[1][0], digest="b")
+    assert not figures(parts, 4)["holds"]
 
 
 def test_who_never_began_has_not_caught_up(tmp_path):
@@ -107,3 +130,4 @@ def test_kills_are_drawn_by_the_seed():
     assert draws[0] == draws[1]
     every = random.Random(3)
     assert {drawn(every, list(KINDS)) for _ in range(300)} == set(KINDS)
+    assert {*RARE, *USUAL} == set(KINDS)

@@ -16,7 +16,7 @@ from tests.pids import alive
 from tests.waiting import wait_until
 
 MODULE = """
-import json, os, random, sys, threading, time
+import ctypes, json, os, random, sys, threading, time
 import numpy
 from chassis.process import announce, lifeline
 LOADED_BY = os.getpid()
@@ -31,6 +31,8 @@ def main(argv):
              drawn=[random.random(), numpy.random.rand()], threads=threading.active_count())
     if given.isdecimal():
         return int(given)
+    if given == "stuck":
+        ctypes.PyDLL(None).sleep(600)  # with the interpreter's lock
     time.sleep(600)
 """
 FULL = """
@@ -129,6 +131,13 @@ def test_the_end_of_the_server_is_that_of_all_and_the_next_process_has_another(s
     assert again.facts["loaded_by"] != child.facts["loaded_by"]
     server.close()
     wait_until(lambda: not alive(again.facts["loaded_by"]), "the server ends")
+
+
+def test_one_that_cannot_notice_that_its_parent_is_gone_ends_with_it(serve, tmp_path):
+    server = serve()
+    child = ready(start(server, tmp_path, "stuck"))
+    server._hang_up()  # as the kernel does
+    wait_until(lambda: not alive(child.pid), "the kernel ends it")
 
 
 def test_a_fork_that_fails_harms_no_other_process(serve, tmp_path):

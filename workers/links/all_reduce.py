@@ -27,6 +27,7 @@ from workers.links.step_sum import NoSum, RingSum, StepSum
 
 _LOOPBACK = "127.0.0.1"
 _TIMEOUT = datetime.timedelta(seconds=300)
+_ALL_THERE = -(1 << 40)  # a series of the ring that is no step, nor any call of a group's
 
 
 class Rendezvous:
@@ -96,6 +97,18 @@ def join_processes(
             timeout=_TIMEOUT,
             device_id=device if device.type == "cuda" else None,
         )
+
+
+def wait_for_all(ring: Ring) -> None:
+    """Wait until all workers of a ring are there; unlike `join_processes` this can be stopped.
+
+    Raises:
+        PeerLostError: one went away.
+        Stopped: as the ring was told.
+    """
+    total = RingSum(ring, _ALL_THERE)
+    total.add([torch.zeros(1)])
+    total.wait()
 
 
 def leave_processes() -> None:

@@ -17,8 +17,6 @@ from workers.stage.worker import Worker
 
 _log = logging.getLogger("heterps.stage")
 
-_GRACE_S = 0.2
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run one worker to the job's end; 0 when it succeeded or was stopped on request."""
@@ -34,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     tracing.begin_job(launch.job_id)
     stop = threading.Event()
     # Without its node nothing of it counts, and the others wait until its connections close.
-    process.install_signals(stop, grace_s=_GRACE_S)
+    process.install_signals(stop, grace_s=0.0)
     try:
         Worker(launch, arguments.bind, stop, arguments.launch).run(arguments.ready_file)
     except Stopped:

@@ -26,6 +26,7 @@ from workers.links.all_reduce import (
     join_processes,
     leave_processes,
     processes_allowed,
+    wait_for_all,
 )
 from workers.links.notices import Notices
 from workers.links.outbox import Outbox
@@ -528,14 +529,20 @@ def _group(
     if port is None:
         return StageGroup(share.device)
     wanted = share.device.type == "cuda" or share.launch.job.train.split_experts
+    ring = join_stage(port, own.addresses, lambda: inbox.stopped, session.generation)
     has_processes = wanted and processes_allowed(own.addresses, own.rendezvous)
-    if has_processes:
+    if not has_processes:
+        return StageGroup(share.device, ring)
+    try:
         leave_processes()  # of a generation that was not whole
+        wait_for_all(ring)  # nobody who joins torch's processes can be called away
         join_processes(
             *(port.rank, port.size, own.rendezvous, rendezvous, share.device, session.generation)
         )
-    ring = join_stage(port, own.addresses, lambda: inbox.stopped, session.generation)
-    return StageGroup(share.device, ring, has_processes=has_processes)
+    except BaseException:
+        ring.close()
+        raise
+    return StageGroup(share.device, ring, has_processes=True)
 
 
 def _device(launch: LaunchRequest) -> torch.device:

@@ -102,6 +102,7 @@ class Regroups:
         line: int,
         *,
         in_doubt: bool,
+        idle_s: float,
     ) -> None:
         """Be of another generation, with what was kept of those before.
 
@@ -110,6 +111,7 @@ class Regroups:
             trained: the newest generation that it trained in.
             line: the last generation before that began at a cut.
             in_doubt: whether it lacks of the next step only the verdict.
+            idle_s: seconds since the step that was kept had ended.
         """
         self._reply = RegroupReply(
             has_state=kept is not None,
@@ -119,6 +121,7 @@ class Regroups:
             trained=trained,
             line=line,
             in_doubt=in_doubt,
+            idle_s=idle_s,
         )
         self._service.begin(session)
         with self._changed:

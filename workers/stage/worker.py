@@ -74,6 +74,7 @@ class Worker:
         self._trained: int | None = None
         self._unfinished: SavedModel | KeptModel | None = None  # a model that is ours to complete
         self._line = 0  # the last generation that began at a cut, of what is kept
+        self._told_at = self._stepped_at = time.monotonic()  # to go on; that a step had ended
         if may_be_replaced(launch.devices):
             self._service.on_regroup = self._regroups.ask
             self._service.kept = self._kept_after
@@ -125,6 +126,7 @@ class Worker:
         parts: Parts | None = None
         try:
             topology = self._wait_for_topology()
+            self._told_at = time.monotonic()
             if session.generation:
                 self._kept, self._line = self._kept_for(topology), topology.line
                 self._share = self._share.begun(self._kept, topology.cut)
@@ -160,6 +162,7 @@ class Worker:
         self._regroups.begin(
             *(self._session(number), self._kept, self._judged, self._trained or 0, self._line),
             in_doubt=self._doubtful is not None,
+            idle_s=time.monotonic() - max(self._told_at, self._stepped_at),
         )
         return False
 
@@ -185,7 +188,10 @@ class Worker:
             reporter.send("lost", error=told(error))
 
     def _keep(self, parts: Parts) -> Beginning:
-        kept = self._kept = parts.keep()
+        kept, progress = parts.keep(), parts.executor.progress
+        self._kept = kept
+        if progress.stepped_s:
+            self._stepped_at = time.monotonic() - progress.train_seconds + progress.stepped_s
         for notice in parts.ending.judged:
             notice.generation = self._trained or 0
         self._judged = tuple(parts.ending.judged)
@@ -242,7 +248,8 @@ class Worker:
     def _run(self, parts: Parts, reporter: Reporter) -> None:
         """Train, evaluate and save; of a training that diverged, save what was good."""
         saved = self._saved(reporter)
-        if self._share.place.rank == 0:
+        # A disk that is full for a while ends nothing that trains already.
+        if self._share.place.rank == 0 and not self._service.session.generation:
             weights = self._share.graph.module.state_dict().values()
             # Beside each other for a while: the stages' parts, and the whole.
             saved.require_room(2 * sum(weight.nbytes for weight in weights))

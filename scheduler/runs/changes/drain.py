@@ -6,8 +6,8 @@ The first of these that can be:
    those listen they are killed, and the rest do the open step again.
 2. The job goes over to workers elsewhere from a cut, under its plan.
 3. It goes over to another plan, made for what is there.
-4. Its workers take a cut and wait. Where a node holds a shard of its own, another one begins
-   elsewhere, and all go on from the cut with their processes.
+4. Its workers take a cut and wait. Where a node holds a shard of its own, or experts are split,
+   what ran there begins elsewhere, and all go on from the cut with their processes.
 5. Else the attempt ends, and the job waits in the queue until it can go on from the cut.
 
 Where none can be, it trains on until the node ends. Nothing of this takes one of its `retries`.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from protos.decision_pb2 import Decision
-from protos.generations import may_regroup
+from protos.generations import keeps_state, may_regroup
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import END_LOST_NODE, NodeStatus
@@ -161,8 +161,6 @@ class Drain:
     def _pause(self) -> bool:
         """Have the workers take a cut and wait."""
         attempt = self._attempt
-        if not self._may_regroup():
-            return False
         try:
             pause(attempt)
         except CallError as error:
@@ -184,7 +182,7 @@ class Drain:
         if not nodes or follower.paused is None or cut_at(attempt, follower.paused) is None:
             return False
         here = self._here()
-        if _holds_shard(here):
+        if _holds_shard(here) or not keeps_state(attempt.spec() or JobSpec()):
             regroup(attempt, here, ending_of(nodes, "what runs there is to be elsewhere"))
             return True
         raise JobError(ending_of(nodes, "there is no room elsewhere for what runs there"))

@@ -21,7 +21,7 @@ from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import END_CONNECTION_LOST, END_NO_CAPACITY, Cut, JobStatus, Move
 from protos.stage_pb2 import PauseRequest, RegroupRequest
 from protos.stage_pb2_grpc import StageStub
-from scheduler.runs.attempt import Attempt, State
+from scheduler.runs.attempt import Attempt
 from scheduler.runs.calls import CallError, Interrupted, call
 from scheduler.runs.change import Change, Stage, in_short
 from scheduler.runs.changes.regroup import regroup, resume
@@ -38,6 +38,7 @@ from scheduler.runs.launch import (
 )
 from scheduler.runs.plans import keep_moved, measured
 from scheduler.runs.processes import Process
+from scheduler.runs.states import State
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.store import TransitionError
 

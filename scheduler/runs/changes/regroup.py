@@ -26,18 +26,17 @@ from protos.scheduler_pb2 import (
     NodeStatus,
     Recovery,
 )
-from protos.stage_pb2 import Notice, RegroupReply, RegroupRequest
+from protos.stage_pb2 import RegroupReply, RegroupRequest
 from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt
-from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, Interrupted, Stop, call
+from scheduler.runs.changes.go_on import GoOn, Kept, go_back, go_on
 from scheduler.runs.changes.shards import answer_of, lost_shards, reserve_homes
 from scheduler.runs.cleanup import stop_others
 from scheduler.runs.failures import JobError
 from scheduler.runs.launch import (
     begin,
     devices_of,
-    drop_tables,
     launch,
     shard_of,
     topology_of,
@@ -54,27 +53,6 @@ _REGROUP_S = 120.0  # a worker may be in the midst of a long micro-batch
 _ROUNDS = 5  # in which others may be found to be gone, too
 _LOOK_S = 1.0  # between looks at the shards that workers may wait for
 _log = logging.getLogger("heterps.runner")
-
-
-@dataclass(frozen=True, slots=True)
-class GoOn:
-    """Where the workers go on from.
-
-    Attributes:
-        step: updates in the state.
-        samples: trained until then.
-        donors: by stage, the process that has it; empty: all go back.
-        judged: verdicts on the last steps before.
-        former: by stage, the newest generation that any of its workers trained in.
-        cut: folder or URL of the one that all go back to; empty: the first step.
-    """
-
-    step: int
-    samples: int
-    donors: tuple[Process, ...] = ()
-    judged: tuple[Notice, ...] = ()
-    former: tuple[int, ...] = ()
-    cut: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +181,12 @@ def _regroup(
         raise JobError(cause)
     if paused and not gone and attempt.record.line == line:
         return
+    now = time.monotonic()
     recovery = Recovery(
         at=at,
         lost=list(dict.fromkeys(labels)),
-        seconds=time.monotonic() - began,
+        seconds=now - began,
+        stood_s=now - found.since if found.since else 0.0,
         step=found.step,
         attempt=attempt.id.number,
         reason=cause.error or first_line(cause.text),
@@ -259,9 +239,9 @@ def _one_round(
     if kept is None:
         return None  # those who were just started are asked next time
     stop_others(attempt)
-    found = _go_on(attempt.processes, kept, len(attempt.decision.stages), attempt.record.line)
+    found = go_on(attempt.processes, kept, len(attempt.decision.stages), attempt.record.line)
     if found is None:
-        found = _go_back(attempt, spec, cause)
+        found = go_back(attempt, spec, cause)
     topology = topology_of(attempt.id.job_id, attempt.processes)
     topology.generation, topology.step, topology.cut = generation, found.step, found.cut
     topology.line = attempt.record.line
@@ -278,7 +258,7 @@ def _one_round(
     return found
 
 
-def _ask(attempt: Attempt, process: Process, generation: int, *, back: bool) -> RegroupReply:
+def _ask(attempt: Attempt, process: Process, generation: int, *, back: bool) -> Kept:
     stub = StageStub(attempt.context.channels.to(process.address, attempt.id.token))
     reply: RegroupReply = call(
         stub.Regroup,
@@ -287,12 +267,12 @@ def _ask(attempt: Attempt, process: Process, generation: int, *, back: bool) -> 
         timeout_s=_REGROUP_S,
         stop=attempt.is_cancelled,
     )
-    return reply
+    return Kept(reply, time.monotonic() - reply.idle_s)
 
 
 def _kept(
-    attempt: Attempt, asked: Mapping[str, "Future[RegroupReply]"], gone: set[str]
-) -> dict[str, RegroupReply] | None:
+    attempt: Attempt, asked: Mapping[str, "Future[Kept]"], gone: set[str]
+) -> dict[str, Kept] | None:
     """What each has kept; None where more turn out to be gone, who are added to `gone`.
 
     Where a shard is lost meanwhile, workers may wait for it: they are asked again, to go back.
@@ -302,7 +282,7 @@ def _kept(
         if found:
             gone |= found
             return None
-    kept: dict[str, RegroupReply] = {}
+    kept: dict[str, Kept] = {}
     for name, future in asked.items():
         try:
             kept[name] = future.result()
@@ -432,61 +412,3 @@ def _ended(attempt: Attempt, processes: Sequence[Process]) -> set[str]:
         for process in processes
         if process.role == STAGE and not process.runs_on(nodes.get(process.node.node_id))
     }
-
-
-def _go_back(attempt: Attempt, spec: JobSpec, cause: Ending) -> GoOn:
-    """Where all begin anew: at the newest cut, else at the first step, without tables.
-
-    Raises:
-        JobError: nobody of this attempt can begin there.
-    """
-    context = attempt.context
-    status = context.jobs.get(attempt.id.job_id)
-    if status is None:
-        raise JobError(cause)
-    beginning = beginning_of(status, spec, context.address)
-    attempt.record.begin_line()
-    if not beginning.place:
-        # Those that were launched to begin at a cut have not read what the job itself begins with.
-        shards = [address for _, address in attempt.shards()]
-        if attempt.record.resumed or drop_tables(attempt.id.job_id, shards, attempt.id.token):
-            raise JobError(cause)
-    return GoOn(beginning.step, beginning.samples, cut=beginning.place)
-
-
-def _go_on(
-    processes: Sequence[Process], states: dict[str, RegroupReply], stages: int, line: int
-) -> GoOn | None:
-    """Where all can go on; None where nobody of a stage has the state.
-
-    Args:
-        processes: of the new generation.
-        states: by process, of those of the one before; some may not have begun.
-        line: that a state must be of.
-    """
-    workers = {p.process_id: p for p in processes if p.role == STAGE}
-    former = [0] * stages
-    for name, state in states.items():
-        stage = workers[name].index
-        former[stage] = max(former[stage], state.trained)
-    kept = {name: state for name, state in states.items() if state.has_state and state.line == line}
-    step = max((state.step for state in kept.values()), default=0)
-    judged: dict[tuple[int, int], Notice] = {}
-    for state in kept.values():
-        judged |= {(n.generation, n.step): n for n in state.judged if n.step < step}
-    decided = [
-        workers[name]
-        for name, state in kept.items()
-        if state.in_doubt and state.step + 1 == step and (state.trained, state.step) in judged
-    ]
-    having = [workers[name] for name, state in kept.items() if state.step == step]
-    donors = {worker.index: worker for worker in (*decided, *having)}
-    if len(donors) < stages:
-        return None
-    return GoOn(
-        step,
-        next(state.samples for state in kept.values() if state.step == step),
-        tuple(donor for _, donor in sorted(donors.items())),
-        tuple(notice for _, notice in sorted(judged.items())),
-        tuple(former),
-    )

@@ -41,8 +41,10 @@ ALONE = {"schedule.min_throughput": 400}  # stages of one worker
 # A worker that kills itself where its part of a step's rows is staged, or all are committed, or
 # while it waits for the verdict, or at some point of a cut or of the end; one of two replacements
 # that does as it starts, or waits while a file is there; and workers that end no step while a file
-# is there, or until the judge is to have all wait, or they are to give the step up.
+# is there, or until the judge is to have all wait, or they are to give the step up. A disk that is
+# full for all but those who begin the training.
 _FAULT = """
+import errno
 import importlib
 import os
 import signal
@@ -161,6 +163,21 @@ def late(file, **arguments):
     launch = launched()
     while launch is not None and launch.generation and os.path.exists(file):
         time.sleep(0.01)
+    return Model(**arguments)
+
+
+def full(**arguments):
+    launch, own, asked = launched(), SavedModel.require_room, []
+
+    def room(self, size):
+        if sys._getframe(1).f_code.co_name != "_run":
+            return own(self, size)  # training is over
+        asked.append(size)
+        if len(asked) > 1 or (launch is not None and launch.generation):
+            raise OSError(errno.ENOSPC, "it is full by now")
+        own(self, size)
+
+    SavedModel.require_room = room
     return Model(**arguments)
 
 

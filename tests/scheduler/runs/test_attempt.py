@@ -9,12 +9,13 @@ from protos import scheduler_pb2 as pb
 from protos.decision_pb2 import Decision, PlanStage
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD, STAGE
-from scheduler.runs.attempt import Attempt, State
+from scheduler.runs.attempt import Attempt
 from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import Channels, Interrupted
 from scheduler.runs.changes.move import overtaken
 from scheduler.runs.context import Context
 from scheduler.runs.processes import AttemptId, Process
+from scheduler.runs.states import State
 from scheduler.state.endings import Ending
 from scheduler.state.jobs import Jobs
 from scheduler.state.leadership import Leadership

@@ -22,8 +22,8 @@ from protos.scheduler_pb2 import (
 )
 from scheduler.runs import follow
 from scheduler.runs.blame import Blame, ending_of
-from scheduler.runs.calls import Channels
-from scheduler.runs.follow import Follower
+from scheduler.runs.calls import Channels, Stop
+from scheduler.runs.follow import Follower, Outcome
 from scheduler.runs.processes import Process
 from scheduler.state.endings import Ending, may_retry
 from scheduler.state.nodes import Nodes
@@ -95,6 +95,25 @@ def test_a_shard_is_lost_with_its_nodes_lease_and_not_before(nodes: Nodes) -> No
     nodes.leave(node())
     outcome = one.follow(lambda: False, lambda ending: True)
     assert outcome.lost == (shard, worker)
+
+
+@pytest.mark.parametrize("answers", ["at once", "late"])
+def test_a_node_that_is_late_to_renew_its_lease_ends_no_job(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, answers: str
+) -> None:
+    monkeypatch.setattr(follow, "COLLECT_S", 0.1)
+    runs = ProcessStatus(process_id="job.stage-0-worker-0", job_id="job", running=True)
+    asked: list[int] = []
+
+    def ask(stop: Stop) -> dict[str, NodeStatus | str]:
+        asked.append(1)
+        silent = answers == "late" and len(asked) == 1
+        return {"n": "does not answer any more" if silent else node(runs)}
+
+    one = follower(nodes)
+    monkeypatch.setattr(one, "_ask", ask)
+    outcome = one.follow(lambda: False, lambda ending: False, lambda: len(asked) > 3)
+    assert outcome == Outcome(due=True)
 
 
 def test_nothing_is_replaced_where_a_standing_shard_is_gone(

@@ -30,10 +30,11 @@ from protos.scheduler_pb2 import (
     SubmitRequest,
 )
 from scheduler.runs import run
-from scheduler.runs.attempt import Attempt, State
+from scheduler.runs.attempt import Attempt
 from scheduler.runs.calls import Channels
 from scheduler.runs.context import Context
 from scheduler.runs.dispatcher import Dispatcher
+from scheduler.runs.states import State
 from scheduler.state.endings import Ending
 from scheduler.state.jobs import Jobs
 from scheduler.state.leadership import Leadership

@@ -28,6 +28,11 @@ def test_means_are_of_what_was_measured() -> None:
     assert (times.replaced, times.replaced_s, times.restarted) == (2, 0.5, 0)
 
 
+def test_a_job_stood_still_longer_than_it_took_to_go_on() -> None:
+    times = measured(Recovery(seconds=0.25, stood_s=0.6), RecoveryTimes())
+    assert (times.replaced, times.replaced_s) == (1, 0.6)
+
+
 def test_an_attempt_that_begins_again_counts_what_is_done_twice() -> None:
     status = JobStatus(from_step=60, started_at=1110.0)
     # 80 steps in 160 s, 20 of them after the cut, and 10 s until the next attempt trained.

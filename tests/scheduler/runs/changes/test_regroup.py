@@ -57,6 +57,7 @@ def test_the_others_keep_their_processes_and_the_result_is_the_same_to_the_bit(
     (recovery,) = status.recoveries
     assert list(recovery.lost) == [victim]
     assert 4 <= recovery.step < SHAPE.steps
+    assert 0 < recovery.stood_s < 60
     assert service.digest(name) == unfailed
 
 
@@ -125,6 +126,19 @@ def test_one_death_after_another_before_a_step_is_over(service: Service, unfaile
         wait_until(lambda: len(service.recovered(name)) >= count, "it is replaced", pause_s=0.001)  # noqa: B023
     status = service.end(name)
     assert (status.end_reason, status.attempt, len(status.recoveries)) == (END_SUCCEEDED, 1, 3)
+    assert service.digest(name) == unfailed
+
+
+def test_a_disk_that_is_full_meanwhile_ends_nothing(service: Service, unfailed: str) -> None:
+    name = "full-meanwhile"
+    spec = service.job(name, **{"model.entry": "fault.py:full"})
+    spec.retries = 1
+    service.submit(spec)
+    wait_until(lambda: service.get(name).step >= 4, "it trains")
+    os.kill(service.pids(name)["stage 0 worker 0"], signal.SIGKILL)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt) == (END_SUCCEEDED, 1), status.reason
+    assert len(status.recoveries) == 1
     assert service.digest(name) == unfailed
 
 
@@ -454,6 +468,28 @@ def test_nodes_that_drain_one_after_the_other_are_left_alike(service: Service) -
         assert node.process.wait(30) == 0
         service.add_node("front", 1)
     service.stub.CancelJob(JobRequest(job_id=name), timeout=60)
+
+
+def test_with_split_experts_a_node_that_drains_is_left_with_nothing_lost(
+    service: Service, split: str
+) -> None:
+    name = "drained-split"
+    service.submit(split_job(service, name, every=""))
+    trains(service, name, 4)
+    wait_until(lambda: len(service.nodes("front")) == 3, "one is free")
+    node = service.home(name, "stage 0 worker 0")
+    with service.held():  # until they are to pause
+        os.kill(node.pid, signal.SIGTERM)
+        wait_until(lambda: service.recovered(name), "its worker is replaced")
+    status = service.end(name)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    (recovery,) = status.recoveries
+    assert recovery.drained
+    assert recovery.back
+    assert recovery.reached == recovery.step >= 4, "no step is done twice"
+    assert service.digest(name) == split
+    assert node.process.wait(30) == 0
+    service.add_node("front", 1)
 
 
 @pytest.mark.exhaustive
