@@ -300,7 +300,7 @@ def _hashed(
 ) -> tuple[Hashes, npt.NDArray[np.bool_]]:
     """A hash of each row's key, [n]; and whether a part of it is missing.
 
-    A value is known by its text, as everywhere: 5, 5.0 and "5" are one.
+    A value is known by its text, as everywhere: 5, 5.0, "5" and "5.0" are one.
     """
     hashes = np.zeros(rows.num_rows, np.uint64)
     missing = np.zeros(rows.num_rows, np.bool_)

@@ -1,8 +1,9 @@
 """64-bit feature hashing: key = hash(slot, value), the same on every machine and in every batch.
 
-A value is known by its text, so `5`, `5.0` and `"5"` are one value, whether the column comes from
-Parquet or CSV. Null and NaN are one value of their own; the empty string is another. A cross such
-as `origin*date` is one slot whose value is its columns' values in the order written.
+A value is known by its text, so `5`, `5.0`, `"5"` and `"5.0"` are one value, whether the column
+comes from Parquet or CSV: a column of whole numbers that lacks some is floats to pandas, which
+writes them to CSV as `5.0`. Null and NaN are one value of their own; the empty string is another. A
+cross such as `origin*date` is one slot whose value is its columns' values in the order written.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ _INTEGER = np.uint64(0x2545F4914F6CDD1D)
 _TEXT = np.uint64(0xD6E8FEB86659FD93)
 _NULL = np.uint64(0xA0761D6478BD642F)
 _SHORT = 10**18  # integers below it have at most 18 digits, so their text always fits an int64
-_INTEGER_TEXT = r"^(0|-?[1-9][0-9]{0,17})$"
+_INTEGER_TEXT = r"^(0|-?[1-9][0-9]{0,17}|-?0\.0+|-?[1-9][0-9]{0,17}\.0+)$"
+_FRACTION = r"\.0+$"
 
 
 def mix(values: Hashes) -> Hashes:
@@ -74,11 +76,14 @@ def _hash_bytes(texts: pa.Array) -> Hashes:
 
 
 def _hash_texts(texts: pa.Array) -> Hashes:
-    """Value hashes of distinct non-null strings; canonical integers hash as integers."""
+    """Value hashes of distinct non-null strings; whole numbers hash as integers."""
     hashes = _hash_bytes(texts)
     integers = np.asarray(pc.match_substring_regex(texts, _INTEGER_TEXT))
     if integers.any():
-        numbers = np.asarray(texts.filter(pa.array(integers)).cast(pa.int64()))
+        whole = texts.filter(pa.array(integers))
+        if pc.any(pc.match_substring(whole, ".")).as_py():
+            whole = pc.replace_substring_regex(whole, _FRACTION, "")
+        numbers = np.asarray(whole.cast(pa.int64()))
         hashes[integers] = mix(numbers.view(np.uint64) ^ _INTEGER)
     return hashes
 

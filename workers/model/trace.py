@@ -11,8 +11,9 @@ needs them.
 import inspect
 import traceback
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, fx, nn
 
@@ -33,6 +34,7 @@ from workers.moe.layer import MoE
 OWN = "own"  # of a stage's graph, what it shares with the model
 _BEFORE_ALL = -1
 _COMPUTED = ("call_module", "call_function", "call_method")
+_RETURNED = "expected a tensor, such as the prediction [B], or a dict of tensors by name"
 _OWN = """, such as
     class Scale(nn.Module):
         def __init__(self):
@@ -58,10 +60,10 @@ class StageGraph:
     """A run of layers as a module of its own.
 
     `module(*[values[n] for n in inputs])` returns a tuple in the order of `outputs`; in the
-    last stage that is the model's result alone, one tensor, or where `named` several by the names
-    that the model gives them. `lookups` are those of its SparseEmbeddings, in
-    the order of their calls; their keys are selected of `inputs`. `uncalled` is state of the model
-    that no layer has: the first stage's.
+    last stage, which is `final`, that is the model's result alone: one tensor, where `named`
+    several by the names that the model gives them, or a dict of several that its last layer gives.
+    `lookups` are those of its SparseEmbeddings, in the order of their calls; their keys are
+    selected of `inputs`. `uncalled` is state of the model that no layer has: the first stage's.
     """
 
     module: nn.Module
@@ -69,11 +71,39 @@ class StageGraph:
     outputs: tuple[str, ...]
     lookups: tuple[Lookup, ...]
     uncalled: Mapping[str, Tensor]
+    final: bool = False
     named: bool = False
 
+    def by_name(self, results: Sequence[Any]) -> dict[str, Any]:
+        """What the module returned, by `outputs`, or by the names that the last layer gives.
+
+        Raises:
+            ModelError: that layer gives neither a tensor nor a dict of tensors.
+        """
+        if self.final and not self.named:
+            (given,) = results
+            if isinstance(given, Mapping) and given and all(map(_is_named, given.items())):
+                return _Returned(given)
+            if not isinstance(given, Tensor):
+                raise ModelError(
+                    f"forward returns what {self.outputs[0]!r} gives, a {type(given).__name__}; "
+                    f"{_RETURNED}"
+                )
+        return dict(zip(self.outputs, results, strict=True))
+
     def result(self, outputs: Mapping[str, Tensor]) -> Tensor | Mapping[str, Tensor]:
-        """What the model gives, of the last stage's outputs."""
-        return outputs if self.named else next(iter(outputs.values()))
+        """What the model gives, of the last stage's outputs `by_name`."""
+        named = self.named or isinstance(outputs, _Returned)
+        return outputs if named else next(iter(outputs.values()))
+
+
+class _Returned(dict[str, Any]):
+    """A model's result, a dict that its last layer gives whole."""
+
+
+def _is_named(item: tuple[object, object]) -> bool:
+    name, value = item
+    return isinstance(name, str) and isinstance(value, Tensor)
 
 
 class StageModule(nn.Module):
@@ -211,7 +241,7 @@ class TracedModel:
         lookups = tuple(lookup for index, lookup in self._lookups if first <= index <= last)
         uncalled = {} if first else self._uncalled()
         named = final and isinstance(self._result(), Mapping)
-        return StageGraph(module, inputs, tuple(results), lookups, uncalled, named)
+        return StageGraph(module, inputs, tuple(results), lookups, uncalled, final, named)
 
     def crossing(self, after: int) -> tuple[str, ...]:
         """Names of the values alive between layer `after` and the next; -1: the inputs used."""
@@ -411,10 +441,7 @@ class TracedModel:
         if not several or not all(
             isinstance(name, str) and isinstance(node, fx.Node) for name, node in several.items()
         ):
-            raise ModelError(
-                f"{self._where()}: forward must return a tensor, such as the prediction [B], or a "
-                "dict of tensors by name"
-            )
+            raise ModelError(f"{self._where()}: forward returns something else; {_RETURNED}")
         return several
 
     def _where(self) -> str:

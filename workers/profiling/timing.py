@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from protos.job_pb2 import DenseOptimizer
 from workers.data.columns import labels_in
-from workers.learning.objective import Objective
+from workers.learning.objective import Objective, as_given, named
 from workers.learning.optimizers import make_optimizer
 from workers.learning.precision import Precision, wide
 from workers.links.all_reduce import StageGroup
@@ -184,7 +184,7 @@ class LayerTimer:
         labels = labels_in(values)
         counts = self._loss.counts(labels)
         on_device = {name: label.to(self.device) for name, label in labels.items()}
-        outputs = graph.result(wide(dict(zip(graph.outputs, results, strict=True))))
+        outputs = as_given(wide(named(graph.result(graph.by_name(results)))))
         return self._loss.part(outputs, on_device, 1.0, counts, counts)
 
     def _layer(

@@ -10,6 +10,7 @@ from protos.job_pb2 import JobSpec
 from workers.data.batches import evaluation_size
 from workers.data.columns import labels_in
 from workers.data.reader import Split
+from workers.learning.objective import as_given, named
 from workers.links.all_reduce import StageGroup
 from workers.links.frames import EVALUATE, FrameId
 from workers.links.pipeline import Links, Place
@@ -84,8 +85,9 @@ class Evaluation:
                     frame = FrameId(EVALUATE, phase, 0, number)
                     after.send(frame, layers.leaving(outputs, tensors))
                 else:
-                    on_host = {name: output.cpu() for name, output in outputs.items()}
-                    result, labels = layers.result(on_host), labels_in(tensors)
+                    given = named(layers.result(outputs))
+                    result = as_given({name: output.cpu() for name, output in given.items()})
+                    labels = labels_in(tensors)
                     taken[number] = self._metrics.take(result, labels)
                     first = self._metrics.scores(result, labels) if number == 0 else first
         if after is not None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from workers.device.copies import Staging
-from workers.learning.objective import Outputs
+from workers.learning.objective import Outputs, as_given, named
 from workers.learning.precision import Precision, wide
 from workers.links.all_reduce import StageGroup
 from workers.model.randomness import Randomness
@@ -46,7 +46,7 @@ class StageLayers:
         """Outputs of inputs on the device, whose embeddings' rows are bound."""
         with self.precision.computing():
             results = self.graph.module(*(tensors[name] for name in self.graph.inputs))
-        return dict(zip(self.graph.outputs, results, strict=True))
+        return self.graph.by_name(results)
 
     def leaving(
         self, outputs: Mapping[str, Tensor], as_came: Mapping[str, Tensor]
@@ -64,7 +64,7 @@ class StageLayers:
 
     def result(self, outputs: Mapping[str, Tensor]) -> Outputs:
         """What the model gives, in the last stage; of 16 bits in float32, for the loss."""
-        return self.graph.result(wide(outputs))
+        return as_given(wide(named(self.graph.result(outputs))))
 
 
 def for_losses(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

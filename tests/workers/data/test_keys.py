@@ -3,6 +3,7 @@
 import datetime
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -98,9 +99,19 @@ def test_dates_and_booleans_hash_as_their_text() -> None:
     assert keys_of("a", a=pa.array([True])) == keys_of("a", a=pa.array(["true"]))
 
 
-def test_text_that_is_no_canonical_integer_is_a_value_of_its_own() -> None:
-    column = pa.array(["5", "05", "+5", "5.0", " 5", "", None])
-    assert len(set(keys_of("a", a=column))) == 7
+def test_text_that_is_no_canonical_number_is_a_value_of_its_own() -> None:
+    column = pa.array(["5", "05", "+5", "5.", " 5", "5.01", "05.0", "5.0.0", ".0", "-0", "", None])
+    assert len(set(keys_of("a", a=column))) == 12
+
+
+@given(st.lists(st.integers(-(10**15), 10**15) | st.none(), min_size=1, max_size=20))
+def test_whole_numbers_beside_missing_ones_are_the_same_in_csv_as_pandas_writes_it(
+    values: list[int | None],
+) -> None:
+    frame = pd.DataFrame({"a": pd.Series(values, dtype="float64")})
+    texts = frame.to_csv(index=False, na_rep="missing").splitlines()[1:]
+    column = pa.array([None if text == "missing" else text for text in texts], pa.string())
+    assert keys_of("a", a=column) == keys_of("a", a=pa.array(values, pa.int64()))
 
 
 def test_slots_and_orders_are_kept_apart() -> None:

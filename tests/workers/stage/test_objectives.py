@@ -12,6 +12,7 @@ from protos.job_pb2 import HeadSpec, JobSpec
 from tests.workers.stage.in_process import Pipeline
 from workers.data.columns import Batch
 from workers.learning.objective import Objective, ObjectiveError
+from workers.model.entry import ModelError
 from workers.model.job_loss import job_loss
 from workers.model.job_metrics import JobMetrics
 from workers.model.loss_curve import LossCurve
@@ -38,6 +39,33 @@ class Heads(nn.Module):
 def build():
     torch.manual_seed(3)
     return Heads()
+
+
+class Ends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.click, self.delay, self.kind = nn.Linear(4, 1), nn.Linear(4, 1), nn.Linear(4, 3)
+
+    def forward(self, x):
+        delay = self.delay(x).squeeze(1)
+        return {"click": self.click(x), "delay": delay, "kind": self.kind(x)}
+
+
+class OneEnd(nn.Module):
+    """Its last layer gives all outputs, in a dict or as `how` says."""
+
+    def __init__(self, how=dict):
+        super().__init__()
+        self.bottom, self.middle, self.end = nn.Linear(FEATURES, 4), nn.Tanh(), Ends()
+        self.end.register_forward_hook(lambda module, args, given: how(given))
+
+    def forward(self, dense):
+        return self.end(self.middle(self.bottom(dense)))
+
+
+def build_one_end(how=dict):
+    torch.manual_seed(3)
+    return OneEnd(how)
 
 
 def batches(sizes=SIZES):
@@ -81,7 +109,7 @@ def tensors(batch):
     return {**found, "kind": found["kind"].long()}
 
 
-def plain(loss, steps):
+def plain(loss, steps, build=build):
     """What one process of plain PyTorch comes to: its model, and the terms of each step."""
     model, found = build(), []
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
@@ -102,8 +130,8 @@ def check_curve(curve, expected):
         assert values == pytest.approx([e.get(name, 0) for e in expected], rel=1e-5, abs=1e-7)
 
 
-def check(job, loss, plan, steps):
-    model, expected = plain(loss, steps)
+def check(job, loss, plan, steps, build=build):
+    model, expected = plain(loss, steps, build)
     cuts, widths, micro_batches = plan
     workers = Pipeline(job, build, cuts, widths, steps, micro_batches).run()
     state = model.state_dict()
@@ -132,6 +160,17 @@ def test_several_heads_train_as_plain_pytorch(plan, weighted):
     job = job_of()
     job.data.weight = "w" if weighted else ""
     check(job, lambda o, b: heads(o, b, weighted), plan, batches())
+
+
+@pytest.mark.parametrize("plan", [([2], [1], 1), ([2], [3], 5), ([0, 2], [2, 3], 4)])
+def test_outputs_may_be_a_dict_that_the_last_layer_gives(plan):
+    check(job_of(), heads, plan, batches(), build_one_end)
+
+
+def test_a_last_layer_that_gives_anything_else_is_named():
+    pipeline = Pipeline(job_of(), lambda: build_one_end(tuple), [2], [1], batches(), 1)
+    with pytest.raises(ModelError, match="returns what 'end' gives, a tuple; expected a tensor"):
+        pipeline.run()
 
 
 OWN = """
@@ -318,9 +357,17 @@ running = Running()
 """
 
 
-@pytest.mark.parametrize(("cuts", "widths"), [([3], [1]), ([3], [3]), ([1, 3], [2, 2])])
+@pytest.mark.parametrize(
+    ("build", "cuts", "widths"),
+    [
+        (build, [3], [1]),
+        (build, [3], [3]),
+        (build, [1, 3], [2, 2]),
+        (build_one_end, [1, 2], [1, 2]),
+    ],
+)
 @pytest.mark.parametrize("of_its_own", [False, True])
-def test_metrics_are_those_of_one_process(tmp_path, monkeypatch, cuts, widths, of_its_own):
+def test_metrics_are_those_of_one_process(tmp_path, monkeypatch, build, cuts, widths, of_its_own):
     sys.modules.pop("metrics", None)
     (tmp_path / "metrics.py").write_text(METRICS)
     job = job_of(tmp_path, OWN if of_its_own else "")
@@ -346,7 +393,7 @@ def test_metrics_are_those_of_one_process(tmp_path, monkeypatch, cuts, widths, o
 
     monkeypatch.setattr(evaluation, "evaluation_batches", given)
     Pipeline(job, build, cuts, widths, steps, 4, between=between).run()
-    model, _ = plain(own if of_its_own else lambda o, b: heads(o, b, True), steps)
+    model, _ = plain(own if of_its_own else lambda o, b: heads(o, b, True), steps, build)
     batch = tensors(samples)
     with torch.no_grad():
         outputs = model(batch["dense"])
