@@ -4,7 +4,7 @@ import math
 import random
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
@@ -269,6 +269,41 @@ def test_sums_begin_in_the_last_backward_of_each_step(monkeypatch):
     # first stage's two; what backward completes is known from the worker's first step on.
     assert {step for step, _ in begun} == set(range(1, 6))
     assert len({thread for _, thread in begun}) == 5
+
+
+class Counted(Tables):
+    """Says how often it was asked for rows, and given gradients or an end of a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def pull_many(self, keys, **how):
+        self.asked.append(("pull", len(keys)))
+        return super().pull_many(keys, **how)
+
+    def stage_async(self, series, step, slot, parts, **how):
+        self.asked.append(("stage", len(parts)))
+        return super().stage_async(series, step, slot, parts, **how)
+
+    def commit_async(self, *args, parts=None, **how):
+        self.asked.append(("commit", len(parts or ())))
+        if parts is not None:  # which the one above would count once more
+            super().stage_async(*args[:2], 0, parts, distinct=True)
+        return super().commit_async(*args, **how)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_all_tables_of_a_step_are_pulled_at_once_and_pushed_at_once(workers):
+    """Both tables of a stage, however many micro-batches a worker has."""
+    case = replace(wide(cuts=(LAYERS - 1,), widths=(workers,)), sizes=(13,) * 7)
+    counted = Counted()
+    case.pipeline(client=counted).run()
+    pushed = {"commit": len(TABLES)} if workers == 1 else {"stage": len(TABLES), "commit": 0}
+    expected = Counter({("pull", len(TABLES)): 7 * workers})
+    for kind, tables in pushed.items():
+        expected[kind, tables] = 7 * (workers if kind == "stage" else 1)
+    assert Counter(counted.asked) == expected
 
 
 class Delayed(Tables):
