@@ -86,16 +86,20 @@ class ProfileReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    KEPT_AT_FIELD_NUMBER: _builtins.int
+    kept_at: _builtins.float
+    """when a kept one was measured, seconds since 1970; 0: now"""
     @_builtins.property
     def workload(self) -> _decision_pb2.Workload: ...
     def __init__(
         self,
         *,
         workload: _decision_pb2.Workload | None = ...,
+        kept_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept_at", b"kept_at", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -237,6 +241,7 @@ class StopJobRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     PROCESSES_FIELD_NUMBER: _builtins.int
     UNFINISHED_FIELD_NUMBER: _builtins.int
+    CAME_TO_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     grace_s: _builtins.float
     term: _builtins.int
@@ -244,6 +249,10 @@ class StopJobRequest(_message.Message):
     """this one and those before it"""
     unfinished: _builtins.str
     """where its model was to lie, once nothing of it runs anywhere: what"""
+    came_to: _builtins.float
+    """it has left of a half save is removed. Empty: nothing is
+    measured over predicted throughput; 0: not known
+    """
     @_builtins.property
     def processes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """only these, of this attempt; empty: all, for good"""
@@ -257,10 +266,11 @@ class StopJobRequest(_message.Message):
         attempt: _builtins.int = ...,
         processes: _abc.Iterable[_builtins.str] | None = ...,
         unfinished: _builtins.str = ...,
+        came_to: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grace_s", b"grace_s", "job_id", b"job_id", "processes", b"processes", "term", b"term", "unfinished", b"unfinished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "came_to", b"came_to", "grace_s", b"grace_s", "job_id", b"job_id", "processes", b"processes", "term", b"term", "unfinished", b"unfinished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ import pytest
 # Several test processes, each with a thread of OpenMP for every core, would mostly spin: half the
 # time of the tests on two cores. Set before anything loads OpenMP; children inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("HETERPS_PROFILES", "off")  # what is measured is not to come from before
 
 # Files of minutes, begun first: one that is begun last is waited for on one core.
 LONG = (

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from protos.decision_pb2 import Decision
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.calls import Interrupted
 from scheduler.runs.launch import drop_tables, output_of, stop_job
@@ -15,6 +16,7 @@ from scheduler.state import nodes as registry
 
 GRACE_S = 3.0
 _STOP_TRYING_S = 15.0
+_STEADY_STEPS = 20  # by which what was promised is judged
 _log = logging.getLogger("heterps.runner")
 
 
@@ -29,7 +31,8 @@ def clean_up(attempt: Attempt, *, finished: bool) -> None:
         _stop_everywhere(attempt)
     everybody = (*processes, *attempt.record.others, *attempt.logs.processes())
     addresses = [p.node.address for p in everybody if not p.standing]
-    silent = stop_job(attempt.id, addresses, channels, GRACE_S)
+    came_to = kept_promise(attempt.decision)
+    silent = stop_job(attempt.id, addresses, channels, GRACE_S, came_to=came_to)
     for text in silent.values():
         _log.warning("%s", text)
     standing = [p.address for p in processes if p.standing and p.address]
@@ -41,6 +44,14 @@ def clean_up(attempt: Attempt, *, finished: bool) -> None:
     if not (finished or silent or attempt.may_run_unseen):
         with suppress(Interrupted):
             _remove_unfinished(attempt)
+
+
+def kept_promise(decision: Decision) -> float:
+    """Measured over predicted throughput, of a run that was long enough to tell; else 0."""
+    found = decision.measured
+    if found.steady_steps < _STEADY_STEPS or found.emulated or not decision.throughput:
+        return 0.0
+    return found.steady_throughput / decision.throughput
 
 
 def stop_others(attempt: Attempt, only: Sequence[Process] = ()) -> None:

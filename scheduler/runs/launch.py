@@ -279,12 +279,14 @@ def stop_job(
     grace_s: float,
     only: Sequence[Process] = (),
     unfinished: str = "",
+    came_to: float = 0.0,
 ) -> dict[str, str]:
     """Stop this attempt, and those before it, on the nodes; by address why one did not.
 
     Args:
         only: stop these alone, of an attempt that goes on.
         unfinished: where its model was to lie, of an attempt of which nothing runs any more.
+        came_to: measured over predicted throughput; 0: not known.
     """
     job_id = attempt.job_id
     silent: dict[str, str] = {}
@@ -300,6 +302,7 @@ def stop_job(
                     attempt=attempt.number,
                     processes=[p.process_id for p in only if p.node.address == address],
                     unfinished=unfinished,
+                    came_to=came_to,
                 ),
                 what=f"node at {address}: stop job {job_id}",
                 timeout_s=grace_s + 5.0,

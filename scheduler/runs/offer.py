@@ -8,7 +8,7 @@ from itertools import groupby
 
 from protos.decision_pb2 import Resources, ResourceType, Workload
 from protos.job_pb2 import JobSpec
-from protos.node_pb2 import ProfileRequest
+from protos.node_pb2 import ProfileReply, ProfileRequest
 from protos.scheduler_pb2 import NodeStatus
 from scheduler.runs.calls import Channels, Stop, call
 from scheduler.runs.processes import AttemptId
@@ -183,7 +183,7 @@ def profile(
     nodes: Sequence[NodeStatus],
     channels: Channels,
     stop: Stop,
-) -> Workload:
+) -> ProfileReply:
     """Measure the job's layers on each of `nodes`; the costs of all types together.
 
     Nodes on one host take turns, so that they do not disturb each other.
@@ -192,8 +192,8 @@ def profile(
         CallError, Interrupted, OfferError
     """
 
-    def measure(node: NodeStatus) -> Workload:
-        reply = call(
+    def measure(node: NodeStatus) -> ProfileReply:
+        reply: ProfileReply = call(
             channels.node(node.address).Profile,
             ProfileRequest(
                 job_id=attempt.job_id,
@@ -208,15 +208,16 @@ def profile(
             retry_s=5.0,
             stop=stop,
         )
-        workload: Workload = reply.workload
-        return workload
+        return reply
 
     hosts = [list(group) for _, group in groupby(sorted(nodes, key=host_of), key=host_of)]
-    measured: dict[str, Workload] = {}
+    measured: dict[str, ProfileReply] = {}
     with ThreadPoolExecutor(len(hosts)) as pool:
         for found in pool.map(lambda group: [(n.type, measure(n)) for n in group], hosts):
             measured.update(found)
-    return merge([(node.type, measured[node.type]) for node in nodes])
+    kept = [reply.kept_at for reply in measured.values() if reply.kept_at]
+    workload = merge([(node.type, measured[node.type].workload) for node in nodes])
+    return ProfileReply(workload=workload, kept_at=min(kept, default=0.0))
 
 
 def merge(measured: Sequence[tuple[str, Workload]]) -> Workload:

@@ -69,6 +69,7 @@ class Preparation:
         self._stop = attempt.is_cancelled
         self._may_reserve = may_reserve
         self._told = ""  # what it waits for
+        self._kept_at = 0.0  # of the oldest profile that it is planned by and that was kept
         self._planned_for: dict[str, str] = {}  # kind by id, of the nodes and shards alive then
 
     def run(self) -> None:
@@ -102,6 +103,8 @@ class Preparation:
         self._keep_routes(spec)
         given = bool(spec.schedule.given.layers)
         workload = given_workload(spec, offer) if given else self._profile(spec, offer)
+        if self._kept_at:
+            said = [*said, _kept_note(self._kept_at)]
         constrained = of_job(workload, spec, live)
         attempt.enter(State.PLANNING)
         decision = self._plan(spec, constrained.workload, offer)
@@ -190,7 +193,10 @@ class Preparation:
         kinds = profiling_types(offer)
         try:
             homes = self._wait_for_units(owner, [], kinds)
-            return profile(self._attempt.id, spec, offer, homes, self._context.channels, self._stop)
+            channels = self._context.channels
+            found = profile(self._attempt.id, spec, offer, homes, channels, self._stop)
+            self._kept_at = found.kept_at
+            return found.workload
         finally:
             nodes.release(owner)
 
@@ -387,6 +393,14 @@ class Preparation:
             found = follower.diagnose(self._stop, told).ending
             raise JobError(found or told) from None
         keep_begun(attempt)
+
+
+def _kept_note(at: float) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+    return (
+        f"Costs are those of a profile of {when}: model, data, settings, software and machine are "
+        "the same, and a core as fast."
+    )
 
 
 def _counted(groups: Sequence[Group], singles: Sequence[str]) -> Counter[str]:

@@ -4,6 +4,7 @@ Usage: python -m workers.node --type cpu --scheduler HOST:PORT [--units N] [--em
 """
 
 import argparse
+import json
 import logging
 import os
 import re
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -73,6 +74,7 @@ from workers.model.code import CodeCache, CodeError
 from workers.node import privileges
 from workers.node.draining import NOTICE_S, Draining
 from workers.node.hardware import DeviceError, find_hardware
+from workers.node.kept_profiles import KeptProfiles, folder_of
 from workers.node.processes import LaunchError, Processes, wait_for
 from workers.node.users import Users
 
@@ -96,6 +98,7 @@ class NodeService(NodeServicer):
         status: what this node is; its processes are filled in.
         code: that jobs bring.
         draining: whether it is to end.
+        kept: profiles that were measured here before.
         follow: called with the address of a scheduler that has taken charge.
     """
 
@@ -106,8 +109,10 @@ class NodeService(NodeServicer):
         stop: threading.Event,
         code: CodeCache,
         draining: Draining,
+        kept: KeptProfiles,
         follow: Callable[[str], None] = lambda scheduler: None,
     ) -> None:
+        self._kept = kept
         self._code = code
         self._draining = draining
         self._base = status
@@ -160,11 +165,17 @@ class NodeService(NodeServicer):
         this = object()
         self._profiles.add(this)
         context.add_callback(lambda: self._profiles.discard(this))
+        key = "" if request.unmeasured else self._kept.key(request)
+        if (known := self._kept.find(key, request.job_id)) is not None:
+            _log.info("job %s: its profile is kept, and holds", request.job_id)
+            return known
+        brought = ProfileRequest()
+        brought.CopyFrom(request)
         directory = self._processes.job_directory(request.job_id, request.attempt)
         token = request.token
         request.ClearField("token")  # it goes into a file of its own
         with tempfile.TemporaryDirectory(dir=directory, prefix="profile-") as work:
-            asked, result = Path(work, "request"), Path(work, "workload")
+            asked, result, modules = (Path(work, n) for n in ("request", "workload", "modules"))
             try:
                 request.job.CopyFrom(self._code.bring(request.job, Path(work, "code")))
             except CodeError as error:
@@ -174,7 +185,8 @@ class NodeService(NodeServicer):
                 self._processes.hand(request.job_id, request.attempt, Path(work))
             except LaunchError as error:
                 context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            told = ("--request", str(asked), "--result", str(result), "--type", self._base.type)
+            told = ["--request", str(asked), "--result", str(result), "--type", self._base.type]
+            told += ["--modules", str(modules)] if key else []
             left = context.time_remaining()
             deadline = min(_PROFILE_TIMEOUT_S, left if left is not None else _PROFILE_TIMEOUT_S)
             try:
@@ -191,8 +203,12 @@ class NodeService(NodeServicer):
                 )
             if code != 0 or not result.exists():
                 _fail(context, _problem(code, last_lines(child.log)), code)
-            found = read_regular(result, _WORKLOAD_BYTES)
-            return ProfileReply(workload=Workload.FromString(found))
+            found = Workload.FromString(read_regular(result, _WORKLOAD_BYTES))
+            if key and key == self._kept.key(brought):  # nothing has changed meanwhile
+                with suppress(OSError, ValueError):
+                    loaded = json.loads(read_regular(modules, _WORKLOAD_BYTES))
+                    self._kept.keep(key, request.job_id, found, loaded)
+            return ProfileReply(workload=found)
 
     def Launch(self, request: LaunchRequest, context: grpc.ServicerContext) -> LaunchReply:  # noqa: N802
         """Start one process; answers when it listens."""
@@ -220,6 +236,7 @@ class NodeService(NodeServicer):
                 stopped=self._processes.stop_some(*of, set(request.processes), grace_s)
             )
         stopped = self._processes.stop_job(request.job_id, request.attempt, grace_s)
+        self._kept.judge(request.job_id, request.came_to)
         if request.unfinished:
             self._processes.remove_unfinished(request.unfinished, request.attempt)
         return StopJobReply(stopped=stopped)
@@ -309,7 +326,8 @@ def _run(
             if lease is not None:
                 lease.move(scheduler)
 
-        service = NodeService(status, processes, stop, code, draining, follow)
+        profiles = KeptProfiles(options.type, status.device, status.units, folder_of(os.environ))
+        service = NodeService(status, processes, stop, code, draining, profiles, follow)
 
         def answered(reply: HeartbeatReply) -> None:
             if not service.heard(reply.term):

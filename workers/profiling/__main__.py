@@ -1,6 +1,7 @@
 """The process that profiles a job for a node: `python -m workers.profiling --request FILE`."""
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from chassis.exits import TOLD, exit_code_of
 from chassis.files import replace_file
 from protos.decision_pb2 import Workload
 from protos.node_pb2 import ProfileRequest
-from workers.model.code import enter
+from workers.model.code import code_root, enter
 from workers.profiling.look import look
 from workers.stage.failure import end_reason_of, told
 
@@ -29,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="workers.profiling", description=__doc__)
     parser.add_argument("--request", required=True, type=Path, help="serialized ProfileRequest")
     parser.add_argument("--result", required=True, type=Path, help="where the Workload goes")
+    parser.add_argument("--modules", type=Path, help="where the files of modules go, as JSON")
     parser.add_argument("--type", required=True, help="the resource type of this node")
     parser.add_argument("--units", type=int, default=1, help="workers that may run at once")
     parser.add_argument("--batch", type=int, default=0, help="reference batch; 0: the job's")
@@ -54,8 +56,22 @@ def main(argv: list[str] | None = None) -> int:
         print(told(error), file=sys.stderr, flush=True)
         code = exit_code_of(end_reason_of(error, request.job))
         return TOLD if plain and code == 1 else code
+    if options.modules:
+        replace_file(options.modules, json.dumps(_imported(request)).encode())
     replace_file(options.result, workload.SerializeToString())
     return 0
+
+
+def _imported(request: ProfileRequest) -> list[str]:
+    """The files of all modules that are imported, but for those of the job's own folder."""
+    own = code_root(request.job).resolve()
+    named = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
+    found = {
+        os.path.realpath(name) for name in named if isinstance(name, str) and os.path.isabs(name)
+    }
+    return sorted(
+        name for name in found if os.path.isfile(name) and not Path(name).is_relative_to(own)
+    )
 
 
 def _measure(request: ProfileRequest, options: argparse.Namespace) -> Workload:
