@@ -27,7 +27,7 @@ MINUTES ?= 60
 SEED    ?= 1
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup run test test-all cuda-tools soak fuzz test-containers check format protos bench bench-gpu bench-moe bench-plan bench-ps clean
+.PHONY: help setup run test test-all cuda-tools soak fuzz test-containers check format protos bench bench-train bench-gpu bench-moe bench-plan bench-ps clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ protos: $(DEV) ## regenerate the stubs
 
 bench: $(DEV) ## compare with plain PyTorch; writes bench/results/
 	$(BIN)/python -m bench.train
+
+bench-train: $(DEV) ## train a CTR network beside others; writes bench/results/ and docs/
+	@$(BIN)/python -m bench.ctr
 
 bench-moe: $(DEV) ## measure the mixture of experts beside others; writes bench/results/ and docs/
 	@$(BIN)/python -m bench.moe

@@ -73,13 +73,18 @@ def _peer(file: int, port: int, to_close: bytes = b"") -> bytes:
     with copy:
         if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.getsockname()[1] != port:
             return b""
-        address = _owner(copy.getpeername()[0])
+        address = owner(copy.getpeername()[0])
         if address == to_close:
             copy.shutdown(socket.SHUT_RDWR)
         return address
 
 
-def _owner(host: str) -> bytes:
+def owner(host: str) -> bytes:
+    """Whom an address belongs to: of IPv6 the network.
+
+    Raises:
+        ValueError: it is no address.
+    """
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         mapped = address.ipv4_mapped

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from chassis.sealed import Sealed
 from chassis.security import Security
 
 CALL_S = 120.0  # on a host whose cores are all busy with starting
@@ -34,6 +35,7 @@ class Port:
         host: of the process' gRPC server.
         take: called with each connection, by a thread of its own; closes what it refuses.
         port: for others' hosts; 0 for any free one.
+        bulk: whether TLS is to be that of `chassis.sealed`.
         near: what the name of a Unix socket for those of this host begins with; empty: none.
 
     Attributes:
@@ -54,18 +56,23 @@ class Port:
         security: Security | None = None,
         *,
         port: int = 0,
+        bulk: bool = False,
         near: str = "",
     ) -> None:
         security = security or Security.from_environment()
         security.require_for(host)
         self.host = host
         self._take = take
+        self._bulk = bulk
         self._tls = security.tls_server()
         self._greetings = threading.Semaphore(_GREETINGS)
         self.secret = secrets.token_bytes(_SECRET)
         self.name = ""
-        family = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][0]
-        far = socket.create_server((host.strip("[]"), port), family=family)
+        bare = host.strip("[]")
+        family = socket.getaddrinfo(bare, None, type=socket.SOCK_STREAM)[0][0]
+        # Of all addresses of IPv6 those of IPv4 are some, for gRPC, too.
+        both = bare == "::" and socket.has_dualstack_ipv6()
+        far = socket.create_server((bare, port), family=family, dualstack_ipv6=both)
         self._listening = [far]
         self.number: int = far.getsockname()[1]
         if near and sys.platform == "linux":  # the sockets are abstract: no file outlives us
@@ -96,9 +103,15 @@ class Port:
                 time.sleep(_PAUSE_S)  # no descriptor was left, say
                 continue
             self._greetings.acquire()
-            threading.Thread(
+            welcoming = threading.Thread(
                 target=self._welcome, args=(connection,), name="port welcomes", daemon=True
-            ).start()
+            )
+            try:
+                welcoming.start()
+            except RuntimeError:  # no thread is left
+                self._greetings.release()
+                connection.close()
+                time.sleep(_PAUSE_S)
 
     def _welcome(self, connection: socket.socket) -> None:
         until = time.monotonic() + _GREETING_S
@@ -109,7 +122,10 @@ class Port:
                 if _PEER.unpack(peer)[1] != os.geteuid():
                     raise PermissionError("another user")
             elif self._tls is not None:
-                connection = self._tls.wrap_socket(connection, server_side=True)
+                if self._bulk:
+                    connection = Sealed(connection, self._tls)
+                else:
+                    connection = self._tls.wrap_socket(connection, server_side=True)
             shown = b""
             while len(shown) < _SECRET:
                 more = connection.recv(_SECRET - len(shown))
@@ -149,12 +165,15 @@ def reach(
     secret: bytes,
     security: Security | None = None,
     timeout_s: float = CALL_S,
+    *,
+    bulk: bool = False,
 ) -> socket.socket:
     """A connection to the port of a process, in TLS where an authority is configured.
 
     Args:
         host: of it, as others call it; its certificate has to name it.
         timeout_s: until it is there.
+        bulk: as the port's.
 
     Raises:
         OSError: it cannot be reached.
@@ -165,7 +184,11 @@ def reach(
         far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         context = security.tls_client()
         if context is not None:
-            far = context.wrap_socket(far, server_hostname=security.name or host.strip("[]"))
+            name = security.name or host.strip("[]")
+            if bulk:
+                far = Sealed(far, context, name)
+            else:
+                far = context.wrap_socket(far, server_hostname=name)
         return _greeted(far, secret)
     except BaseException:
         far.close()

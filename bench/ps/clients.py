@@ -4,7 +4,7 @@ import json
 import queue
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,15 @@ class ClientProcess:
 
     Args:
         log: file for what it prints.
+        certificates: as `launch` takes them.
     """
 
-    def __init__(self, entry: Entry, setting: Setting, log: Path) -> None:
+    def __init__(
+        self, entry: Entry, setting: Setting, log: Path, certificates: Mapping[str, str]
+    ) -> None:
         self.entry = entry
         self._log = log
-        command = launch(entry, Path(setting.peers_dir))
+        command = launch(entry, Path(setting.peers_dir), certificates)
         if isinstance(command, str):
             raise PeerError(command)
         argv, environment = command

@@ -4,14 +4,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 OURS = "heterps"
 GRPC = "heterps-grpc"  # where streams cannot be had
 LOCAL = "heterps-shm"  # as it is by default where client and shards share a host
+TLS = "heterps-tls"
 CEILING = "echo"
+TLS_CEILING = "echo-tls"
 DEFAULT_DIR = Path.home() / ".cache" / "heterps-bench"
 _FBGEMM = "fbgemm-gpu-cpu==1.8.0"  # loads with torch 2.13; its other versions do not
 # The newest TFRA wheel is for this TensorFlow and at most Python 3.11, and needs symbols that
@@ -36,6 +38,7 @@ class Entry:
         networked: whether rows are in other processes.
         dynamic: whether any 64-bit key may come.
         needs: folder of the peers' directory that it runs from; empty for none.
+        tls: whether all that it sends is encrypted, and its client checks who is there.
     """
 
     name: str
@@ -44,13 +47,16 @@ class Entry:
     networked: bool = True
     dynamic: bool = True
     needs: str = ""
+    tls: bool = False
 
 
 ENTRIES = (
     Entry(OURS, "heterps", "HeterPS, exact Adagrad"),
     Entry(GRPC, "heterps_grpc", "HeterPS by gRPC alone"),
     Entry(LOCAL, "heterps_shm", "HeterPS through shared memory"),
+    Entry(TLS, "heterps_tls", "HeterPS, exact Adagrad, TLS 1.3", tls=True),
     Entry(CEILING, "echo", "raw gRPC echo of the same bytes", dynamic=False),
+    Entry(TLS_CEILING, "echo_tls", "raw gRPC echo of the same bytes, TLS", dynamic=False, tls=True),
     Entry("tfra", "tfra", "TFRA on TensorFlow servers", needs="tensorflow"),
     Entry(
         "tensorflow",
@@ -90,10 +96,18 @@ def chosen(names: str) -> list[Entry]:
     return [entry for entry in ENTRIES if entry.name in {OURS, *wanted}]
 
 
-def launch(entry: Entry, peers_dir: Path) -> tuple[list[str], dict[str, str]] | str:
-    """Command and environment of a client process, or why it cannot be started."""
+def launch(
+    entry: Entry, peers_dir: Path, certificates: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]] | str:
+    """Command and environment of a client process, or why it cannot be started.
+
+    Args:
+        certificates: variables of the environment of those that speak TLS.
+    """
     # Client and shards share the cores: threads that wait for work must not spin on them.
     python, environment = sys.executable, {"GOMP_SPINCOUNT": "0", **os.environ}
+    if entry.tls:
+        environment |= certificates
     home = peers_dir / entry.needs
     if entry.needs == "tensorflow":
         python = str(home / "bin" / "python")

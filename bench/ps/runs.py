@@ -2,7 +2,7 @@
 
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from bench.ps.clients import Answer, ClientProcess, PeerError, close_all
 from bench.ps.peers.check import TOLERANCE
 from bench.ps.peers.peer import Setting
 from bench.ps.roster import OURS, Entry
+from heterps.home import certs
 
 WORKLOADS = ("zipf", "distinct")
 OPS = ("pull", "push", "both")
@@ -78,10 +79,11 @@ def run(options: Options, save: Callable[[Results], None]) -> Results:
     with tempfile.TemporaryDirectory(prefix="heterps-bench-") as folder:
         batches = Path(folder) / "batches.npz"
         results.distinct = write(options.shape, batches)
+        certificates = certs.make(Path(folder) / "certificates", ["127.0.0.1"])
         for dim in options.dims:
             for shards in options.shards:
                 setting = Setting(str(batches), dim, shards, str(options.peers_dir))
-                with _started(options, setting, results, Path(folder)) as clients:
+                with _started(options, setting, results, Path(folder), certificates) as clients:
                     _compare(options, setting, results, clients)
                 save(results)
             for entry in options.entries:
@@ -94,7 +96,11 @@ def run(options: Options, save: Callable[[Results], None]) -> Results:
 
 @contextmanager
 def _started(
-    options: Options, setting: Setting, results: Results, folder: Path
+    options: Options,
+    setting: Setting,
+    results: Results,
+    folder: Path,
+    certificates: Mapping[str, str],
 ) -> Iterator[list[ClientProcess]]:
     """Clients with filled tables that were found right; those that fail are left out."""
     clients: list[ClientProcess] = []
@@ -105,7 +111,8 @@ def _started(
             if alone or not _runs_by_name(entry.name, results):
                 continue
             with _failing(entry, results, options):
-                client = ClientProcess(entry, setting, folder / f"{entry.name}.log")
+                log = folder / f"{entry.name}.log"
+                client = ClientProcess(entry, setting, log, certificates)
                 clients.append(client)
                 results.peers[entry.name]["versions"] = client.ask("start")["versions"]
                 filled = client.ask("fill")
@@ -188,7 +195,7 @@ def _grow(options: Options, setting: Setting, results: Results, entry: Entry, fo
     line: Answer = {"peer": entry.name, "dim": setting.dim, "points": [], "stopped": ""}
     results.growth.append(line)
     with _failing(entry, results, options, only_growth=line):
-        client = ClientProcess(entry, setting, folder / f"{entry.name}.log")
+        client = ClientProcess(entry, setting, folder / f"{entry.name}.log", {})
         try:
             client.ask("start")
             before = client.ask("resident")["bytes"]

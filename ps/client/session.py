@@ -227,7 +227,7 @@ class Shard:
         Raises:
             OSError, ShardError: there is none to be had.
         """
-        limit = min(1.0, self._timeout_s / 4)
+        limit = min(1.0, self._timeout_s / 8)
         reply = self.call(self.stub.Attach, AttachRequest(), "Attach", limit, patience_s=0.0)
         if not reply.stream_port:
             raise ConnectionRefusedError("the shard takes no streams")

@@ -1,6 +1,7 @@
 """A client's streams to one shard: as many as it makes calls at once."""
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +13,8 @@ from ps.lines.stream import StreamLine
 
 _log = logging.getLogger("heterps.ps")
 _MOST = 8  # at once; further calls go by gRPC
-_PAUSE_S = 60.0  # before they are tried again where they did not work
-_AWAY_S = 1.0  # where the shard itself did not answer
+_PAUSE_S = 60.0  # before they are tried again where a call stalled, or they never work
+_AWAY_S = 1.0  # where the shard itself did not answer, or the first time that there is none
 
 
 class Streams:
@@ -31,6 +32,12 @@ class Streams:
         self._free: list[StreamLine] = []
         self._making = 0
         self._not_before = 0.0
+        self._pause_s = _AWAY_S  # doubles: many clients of a shard that is back come all at once
+
+    @property
+    def open(self) -> bool:
+        """Whether there are any now."""
+        return bool(self._lines)
 
     def call(self, method: int, request: bytes, timeout: float) -> Buffer:
         """The reply's bytes.
@@ -84,11 +91,13 @@ class Streams:
                 return None
             self._making += 1
         made: StreamLine | None = None
-        pause_s = _PAUSE_S
+        pause_s = self._pause_s * random.uniform(0.5, 1.5)
         try:
             made = self._make()
+            self._pause_s = _AWAY_S
         except OSError as error:
             _log.debug("no stream: %s", error)
+            self._pause_s = min(2 * self._pause_s, _PAUSE_S)
         except ShardError as error:  # the message itself will say what is wrong
             _log.debug("no stream: %s", error)
             pause_s = _AWAY_S

@@ -7,15 +7,14 @@ it. Each call has a connection for itself, so that nothing small waits behind wh
 
 import contextlib
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 import grpc
-import numpy as np
 
-from chassis.crowds import watch
+from chassis.crowds import owner
 from chassis.hang_up import hang_up
 from chassis.port import Port, reach
 from chassis.security import Security, is_loopback
@@ -31,16 +30,16 @@ from ps.lines.calls import (
     refusal,
     refused,
 )
+from ps.lines.frames import MALFORMED, receive, receive_head, send
 
-_HEAD = struct.Struct("!BQ")  # method or status, bytes that follow
 _LET_IN = b"\0"
 _SILENCE_S = 20.0  # of a client in the middle of a message
-_PIECE = 1 << 20  # bytes that are to move within a limit
-_TOGETHER = 1 << 14  # bytes that are sent with their head
+_PACE = 1 << 16  # bytes a second that it sends or takes at least
+_SMALL = 1 << 16  # bytes of a message that is read whoever else is sending
 _MOST = 1024  # streams of a shard; what more clients have to say goes by gRPC
 _SHARE = 768  # of them, of one address
-_LOOK_S = 0.5
-_LEAST_S = 0.001
+# A host that is gone without a word is known after a minute and a half.
+_IDLE_S, _PROBE_S, _PROBES = 60, 10, 3
 
 
 class StreamServer:
@@ -49,7 +48,7 @@ class StreamServer:
     Args:
         handlers: of the methods, in their order.
         host: of the shard's gRPC server.
-        threads: how many messages are read and handled at once.
+        threads: how many messages are handled at once.
         port: 0 for any free one.
 
     Attributes:
@@ -71,20 +70,19 @@ class StreamServer:
     ) -> None:
         self._handlers = tuple(handlers)
         self._turns = threading.Semaphore(threads)
+        self._reading = threading.Semaphore(4 * threads)
         self._changed = threading.Condition()
-        self._open: set[socket.socket] = set()
+        self._open: dict[socket.socket, bytes] = {}  # and whose they are
+        self._crowd: Counter[bytes] = Counter()
+        self._share = _MOST if is_loopback(host) else _SHARE  # else all come from this machine
         self._closed = False
-        self._door = Port(host, self._serve, security, port=port)
+        self._door = Port(host, self._serve, security, port=port, bulk=True)
         self.port = self._door.number
         self.secret = self._door.secret
-        self._stopped = threading.Event()
-        if not is_loopback(host):  # else all come from this machine
-            watch(self.port, _SHARE, _LOOK_S, self._stopped)
 
     def close(self, grace_s: float = 5.0) -> None:
         """Take no more calls and let those under way end; safe to repeat."""
         self._door.close()
-        self._stopped.set()
         with self._changed:
             self._closed = True
             for connection in self._open:  # its thread reads the end once it has answered
@@ -92,49 +90,67 @@ class StreamServer:
             self._changed.wait_for(lambda: not self._open, grace_s)
 
     def _serve(self, connection: socket.socket) -> None:
-        with self._changed:
-            if self._closed or len(self._open) >= _MOST:
-                connection.close()
-                return
-            self._open.add(connection)
+        if not self._let_in(connection):
+            connection.close()
+            return
         try:
             with contextlib.suppress(OSError, MemoryError):  # gone, or too large for this host
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _notice_the_end(connection)
                 connection.sendall(_LET_IN)
                 while self._one(connection):
                     pass
         finally:
             with self._changed:
-                self._open.discard(connection)
+                whose = self._open.pop(connection)
+                self._crowd[whose] -= 1
+                if not self._crowd[whose]:
+                    del self._crowd[whose]
                 hang_up(connection)
                 connection.close()
                 self._changed.notify_all()
+
+    def _let_in(self, connection: socket.socket) -> bool:
+        """Whether there is room for one more, of its address, too.
+
+        Whoever is not let in goes by gRPC for a while. To close streams later would cut off calls.
+        """
+        try:
+            whose = owner(connection.getpeername()[0])
+        except (OSError, ValueError):  # it has gone
+            return False
+        with self._changed:
+            full = len(self._open) >= _MOST or self._crowd[whose] >= self._share
+            if self._closed or full:
+                return False
+            self._open[connection] = whose
+            self._crowd[whose] += 1
+            return True
 
     def _one(self, connection: socket.socket) -> bool:
         """Answer one call; whether another may follow.
 
         Raises:
-            OSError: the client has gone, or is silent in the middle of a message.
+            OSError: the client has gone, or is silent or slow in the middle of a message.
         """
-        connection.settimeout(None)
-        head = connection.recv(_HEAD.size)
-        if not head:
+        found = receive_head(connection, None, _SILENCE_S)
+        if found is None:
             return False
-        head += bytes(_received(connection, _HEAD.size - len(head), _silence))
-        method, size = _HEAD.unpack(head)
+        method, size = found
         if size > TENSOR_BYTES:
             told = f"a message of {size} bytes; expected at most {TENSOR_BYTES}"
-            _send(
-                connection,
-                *refused(RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, told)),
-                _silence,
-            )
+            status, reply = refused(RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, told))
+            send(connection, status, reply, _until(len(reply)))
             return False
+        # Not in a turn: clients that stall must not hold back those that do not.
+        place: contextlib.AbstractContextManager[object] = self._reading
+        if size <= _SMALL:
+            place = contextlib.nullcontext()
+        with place:
+            request = bytes(receive(connection, size, _until(size)))
         with self._turns:
-            request = bytes(_received(connection, size, _silence))
             connection.settimeout(None)  # a look for the client is not to wait
             status, reply = answered(self._handlers, method, request, connection)
-        _send(connection, status, reply, _silence)
+        send(connection, status, reply, _until(len(reply)))
         return True
 
 
@@ -159,7 +175,7 @@ class StreamLine(Line):
         security: Security | None = None,
         timeout_s: float = 1.0,
     ) -> None:
-        super().__init__(reach(host, port, secret, security, timeout_s))
+        super().__init__(reach(host, port, secret, security, timeout_s, bulk=True))
         try:
             if self._socket.recv(1) != _LET_IN:
                 raise ConnectionRefusedError(f"{host}:{port} let this client not in")
@@ -176,61 +192,38 @@ class StreamLine(Line):
                 reply may still come.
         """
         until = time.monotonic() + timeout
-
-        def left() -> float:
-            return max(_LEAST_S, until - time.monotonic())
-
         try:
-            _send(self._socket, method, request, left)
-            status, size = _HEAD.unpack(_received(self._socket, _HEAD.size, left))
-            reply = _received(self._socket, size, left)
+            send(self._socket, method, request, until)
+            found = receive_head(self._socket, until, timeout)
+            if found is None:
+                raise ConnectionError("the connection was closed")
+            status, size = found
+            if size > TENSOR_BYTES:
+                raise ConnectionError(f"a reply of {size} bytes")
+            reply = receive(self._socket, size, until)
+            refusing = None if status == OK else refusal(status, bytes(reply))
         except TimeoutError:
             raise BrokenLineError(f"no answer within {timeout:g} s") from None
-        except OSError as error:
+        except (OSError, MemoryError, *MALFORMED) as error:
             raise BrokenLineError(str(error)) from None
-        if status == OK:
-            return reply
-        raise refusal(status, bytes(reply))
+        if refusing is not None:
+            raise refusing
+        return reply
 
 
-def _silence() -> float:
-    return _SILENCE_S
+def _until(size: int) -> float:
+    """When a message of so many bytes has to have come or gone."""
+    return time.monotonic() + _SILENCE_S + size / _PACE
 
 
-def _send(connection: socket.socket, kind: int, body: bytes, left: Callable[[], float]) -> None:
-    """Send a message.
-
-    Args:
-        kind: its method, or status.
-        left: for how many seconds no more than a piece may be on its way.
-
-    Raises:
-        OSError: the other is gone; TimeoutError: it takes nothing.
-    """
-    head = _HEAD.pack(kind, len(body))
-    connection.settimeout(left())
-    if len(body) <= _TOGETHER:
-        connection.sendall(head + body)
-        return
-    connection.sendall(head)
-    view = memoryview(body)
-    for at in range(0, len(view), _PIECE):
-        connection.settimeout(left())
-        connection.sendall(view[at : at + _PIECE])
-
-
-def _received(connection: socket.socket, size: int, left: Callable[[], float]) -> memoryview:
-    """The next bytes of a connection, written once.
-
-    Raises:
-        OSError: the other is gone; TimeoutError: it sends nothing.
-    """
-    room = np.empty(size, np.uint8).data
-    at = 0
-    while at < size:
-        connection.settimeout(left())
-        more = connection.recv_into(room[at:])
-        if not more:
-            raise ConnectionError("the connection was closed")
-        at += more
-    return room.toreadonly()
+def _notice_the_end(connection: socket.socket) -> None:
+    """Have the kernel ask whether the other host is still there."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _IDLE_S),
+        ("TCP_KEEPINTVL", _PROBE_S),
+        ("TCP_KEEPCNT", _PROBES),
+    ):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

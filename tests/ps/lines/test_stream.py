@@ -1,9 +1,12 @@
 """The stream that bulk bytes take between hosts."""
 
+import contextlib
+import os
 import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 
 from chassis.channels import connect
 from chassis.refusal import Refusing
+from chassis.sealed import Sealed
 from chassis.security import Security
 from chassis.servers import TENSOR_BYTES
 from heterps.home import certs
@@ -21,9 +25,11 @@ from protos.codec import pack
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from ps import LocalShards, ParameterClient
 from ps.client import session, streams
+from ps.lines import stream
 from ps.lines.calls import BrokenLineError, RefusedError
 from ps.lines.stream import StreamLine, StreamServer
 from tests.ps.killed import push_while_killed
+from tests.waiting import wait_until
 
 HERE = "127.0.0.1"
 TABLE = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
@@ -131,7 +137,7 @@ def test_tls_is_of_version_1_3_and_no_one_comes_in_the_clear(
     server = StreamServer([_echo], HERE, threads=4)
     try:
         line = _line(server)
-        assert isinstance(line._socket, ssl.SSLSocket)
+        assert isinstance(line._socket, Sealed)
         assert line._socket.version() == "TLSv1.3"
         with pytest.raises(OSError):  # noqa: PT011 - the handshake fails, or the connection ends
             StreamLine(HERE, server.port, server.secret, Security())
@@ -318,3 +324,155 @@ def test_what_came_by_a_stream_is_not_applied_again_by_grpc() -> None:
             second = pb.PushReply.FromString(call(request, timeout=10))
         assert (first.applied, second.applied) == (True, False)
         assert client.pull("t", [5])[0, 0] == 1
+
+
+def test_clients_that_stall_in_a_message_hold_nobody_back(server: StreamServer) -> None:
+    """More of them than there are turns, and none of them is waited for."""
+    stalled = [_line(server) for _ in range(12)]
+    for line in stalled:
+        line._socket.sendall(struct.pack("!BQ", 0, 1 << 20) + b"begun")
+    line = _line(server)
+    sent = bytes(1 << 19)
+    for _ in range(3):
+        assert line.call(0, sent, 30) == sent
+    for each in stalled:
+        each.close()
+
+
+def test_whoever_sends_too_slowly_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "_SILENCE_S", 0.2)
+    server = StreamServer([_echo], HERE, threads=4)
+    try:
+        line = _line(server)
+        line._socket.settimeout(30)
+        line._socket.sendall(struct.pack("!BQ", 0, 1000))
+
+        def trickle() -> None:  # never silent for long
+            for _ in range(1000):
+                line._socket.sendall(b"x")
+                time.sleep(0.01)
+
+        with pytest.raises(OSError, match=r"[Pp]ipe|reset|EOF|closed"):
+            trickle()
+        idle = _line(server)
+        time.sleep(0.5)
+        assert idle.call(0, b"later", 30) == b"later"  # silence between messages is no matter
+        time.sleep(0.5)
+        assert idle.call(0, b"again", 30) == b"again"
+    finally:
+        server.close()
+
+
+def test_nobody_has_more_than_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond it are not let in; those that were there are not cut off."""
+    monkeypatch.setattr(stream, "_SHARE", 3)
+    monkeypatch.setattr(stream, "is_loopback", lambda host: False)
+    server = StreamServer([_echo], HERE, threads=4)
+    try:
+        lines = [_line(server) for _ in range(3)]
+        with pytest.raises(OSError, match=r"let this client not in|reset"):
+            _line(server)
+        for line in lines:
+            assert line.call(0, b"still", 30) == b"still"
+        lines.pop().close()
+        wait_until(lambda: len(server._open) < 3, "one has left", 30.0)
+        assert _line(server).call(0, b"instead", 30) == b"instead"
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        struct.pack("!BQ", 0, 1 << 62),
+        struct.pack("!BQ", 0, TENSOR_BYTES + 1),
+        struct.pack("!BQ", 5, 4) + b"\xff{]x",
+        struct.pack("!BQ", 5, 4) + b"[1] ",
+        struct.pack("!BQ", 5, 2) + b"17",
+        struct.pack("!BQ", 0, 8) + b"half",
+        b"\0\0",
+        b"",
+    ],
+)
+def test_replies_that_are_none_break_the_line(reply: bytes) -> None:
+    with socket.create_server((HERE, 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(32)
+                connection.sendall(b"\0")
+                connection.recv(100)
+                connection.sendall(reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        line = StreamLine(HERE, listening.getsockname()[1], bytes(32))
+        with pytest.raises(BrokenLineError):
+            line.call(0, b"ask", 30)
+        line.close()
+        thread.join()
+
+
+def test_a_reply_that_trickles_is_not_waited_for() -> None:
+    with socket.create_server((HERE, 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(32)
+                connection.sendall(b"\0")
+                connection.recv(100)
+                connection.sendall(struct.pack("!BQ", 0, 1 << 20))
+                while True:
+                    connection.sendall(b"x")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        line = StreamLine(HERE, listening.getsockname()[1], bytes(32))
+        began = time.monotonic()
+        with pytest.raises(BrokenLineError):
+            line.call(0, b"ask", 0.3)
+        assert time.monotonic() - began < 20
+        line.close()
+        thread.join()
+
+
+def test_a_shard_on_the_same_port_with_another_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_AWAY_S", 0.0)
+    with socket.create_server((HERE, 0)) as free:
+        port = free.getsockname()[1]
+    with (
+        LocalShards(1, options=("--stream-port", str(port))) as shards,
+        ParameterClient(shards.addresses, timeout_s=30, shared_memory=False) as client,
+    ):
+        client.create_table("t", 1, durability="log", **TABLE)
+        client.push("t", [1], np.float32([[-1]]))
+        before = client.session().shards[0]._streams
+        assert before is not None
+        assert before.open
+        old = client.session().shards[0].stub.Attach(pb.AttachRequest(), timeout=10)
+        assert old.stream_port == port
+        shards.restart(0)
+        client.push("t", [1], np.float32([[-1]]))
+        with pytest.raises(OSError, match=r"let this client not in|reset|closed"):
+            StreamLine(HERE, port, old.stream_secret)
+        wait_until(lambda: bool(client.pull("t", [1])[0, 0] == 2 and before.open), "again", 30.0)
+        assert client.pull("t", [1])[0, 0] == 2
+
+
+def test_a_child_makes_its_own_and_leaves_its_parents() -> None:
+    with LocalShards(1) as shards:
+        client = ParameterClient(shards.addresses, shared_memory=False)
+        client.create_table("t", 1, **TABLE)
+        client.push("t", [1], np.float32([[-1]]))
+        (mine,) = client.session().shards[0]._streams._free  # type: ignore[union-attr]
+        pid = os.fork()
+        if pid == 0:  # it closes what it inherited, and opens nothing
+            client.close()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        client.push("t", [1], np.float32([[-1]]))
+        assert client.session().shards[0]._streams._free == [mine]  # type: ignore[union-attr]
+        assert client.pull("t", [1])[0, 0] == 2
+        client.close()

@@ -1,0 +1,1 @@
+"""How fast a CTR network trains on this machine, beside others in the same run."""

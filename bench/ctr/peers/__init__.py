@@ -1,0 +1,1 @@
+"""The peers, each a program of its own."""
