@@ -45,6 +45,7 @@ __getattr__, __dir__, __all__ = attach(
         "workers.moe.layer": ("MoE", "aux_loss"),
         "workers.moe.moefy": ("moefy",),
         "workers.offload.offload": ("offload",),
+        "workers.offload.offload_training": ("offload_training",),
         "workers.offload.pack": ("pack_experts",),
         "workers.stage.callbacks": ("TrainingState",),
     },

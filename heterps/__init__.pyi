@@ -24,6 +24,7 @@ from workers.moe.layer import MoE as MoE
 from workers.moe.layer import aux_loss as aux_loss
 from workers.moe.moefy import moefy as moefy
 from workers.offload.offload import offload as offload
+from workers.offload.offload_training import offload_training as offload_training
 from workers.offload.pack import pack_experts as pack_experts
 from workers.stage.callbacks import TrainingState as TrainingState
 
@@ -53,6 +54,7 @@ __all__ = [
     "loss",
     "moefy",
     "offload",
+    "offload_training",
     "pack_experts",
     "plan",
     "reduce_gradients",

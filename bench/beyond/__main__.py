@@ -7,7 +7,8 @@ In parts, each of some minutes and each kept in the results file as it is done:
     python -m bench.beyond WORK decode          batch 1, contestants in turns
     python -m bench.beyond WORK ring            large batches, modes in turns, and what `auto` says
     python -m bench.beyond WORK memory          peaks in a group without a limit
-    python -m bench.beyond WORK tables          what docs/beyond_memory.md shows
+    python -m bench.beyond WORK train           steps of Adam, in memory and out of it in turns
+    python -m bench.beyond WORK tables          put into docs/beyond_memory.md
 
 With `--within` no round begins after so many seconds; `--go-on` takes the rounds that are there
 already and does the others, of other tokens of the trace, with contestants that begin anew. One
@@ -26,11 +27,12 @@ from typing import Any
 
 import torch
 
-from bench.beyond.contestants import NAMES, Big, as_modules, files
+from bench.beyond import training
+from bench.beyond.contestants import NAMES, PLAIN, Big, as_modules, files
 from bench.beyond.shakespeare import EXPERTS, LAYERS
-from bench.beyond.tables import tables
+from bench.beyond.tables import put, tables
 from bench.beyond.turns import Contestant, Disk, can_cap, enter
-from bench.pages import RESULTS, machine, versions, write
+from bench.pages import DOCS, RESULTS, machine, versions, write
 from heterps import pack_experts
 from workers.offload.replay import REPLAYED, replay
 from workers.offload.trace import read_trace
@@ -39,9 +41,11 @@ RIVALS = ("torch mmap", "safetensors mmap", "accelerate")
 SHARES = (2, 4, 8)
 SIZE = 2 << 20  # bytes of an expert
 WARM, ROUNDS, FORWARDS = 64, 6, 12
+WARM_RIVALS, FORWARDS_RIVALS = 16, 4  # after which all their memory is in use; they are slow
+PAGE = DOCS / "beyond_memory.md"
 NOT_RUN = {
-    "llama.cpp": "its wheel is built from source, which takes longer than the whole benchmark",
-    "deepspeed": "its NVMe offload wants CUDA and libaio; this machine has no GPU",
+    "llama.cpp": "not tried: its wheel is built from source",
+    "deepspeed": "not tried: its NVMe offload wants CUDA and libaio; this machine has no GPU",
 }
 
 
@@ -83,7 +87,7 @@ class Sitting:
 def decode(sitting: Sitting, shares: list[int], found: dict[str, Any]) -> bool:
     """Batch 1: of each share of the model, every contestant's turns; whether all are there."""
     for share in shares:
-        names = ("resident", "cache", *RIVALS)
+        names = ("resident", "cache", PLAIN, *RIVALS)
         one = found.setdefault(str(share), {"turns": {name: [] for name in names}, "replayed": {}})
         if not _decode(sitting, share, one):
             return False
@@ -100,16 +104,20 @@ def _decode(sitting: Sitting, share: int, one: dict[str, Any]) -> bool:
     # Other tokens than those of earlier sittings.
     first = done * (WARM + FORWARDS)
     disk = Disk(sitting.work)
-    field = enter(list(turns), sitting.work, slots * SIZE, first=first)
+    later = dict.fromkeys(RIVALS, first + WARM - WARM_RIVALS)
+    field = enter(list(turns), sitting.work, slots * SIZE, first=first, later=later)
     one["slots"] = slots
     one["resident_pages"] = {name: each.resident_before for name, each in field.items()}
-    for each in field.values():
-        each.run(WARM)
+    for name, each in field.items():
+        each.run(WARM_RIVALS if name in RIVALS else WARM)
     trace = read_trace(sitting.work / "shakespeare.trace")
     begin, ran = LAYERS * first, 0
     while done + ran < sitting.rounds and not (ran and sitting.is_over):
         for name, each in field.items():
-            turns[name].append(_turn(each, disk, FORWARDS))
+            if name in RIVALS:
+                turns[name].append(each.run(FORWARDS_RIVALS))
+            else:
+                turns[name].append(_turn(each, disk, FORWARDS))
         ran += 1
         sitting.keep()
     for each in field.values():
@@ -190,10 +198,17 @@ def memory(sitting: Sitting, found: dict[str, Any]) -> bool:
     return True
 
 
+def train(sitting: Sitting, found: dict[str, Any]) -> bool:
+    """Steps of Adam; of an earlier sitting nothing is kept."""
+    found |= training.rounds(sitting.work, sitting.rounds, lambda: sitting.is_over)
+    sitting.keep()
+    return len(found["rounds"]) >= sitting.rounds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
-    parser.add_argument("part", choices=["prepare", "decode", "ring", "memory", "tables"])
+    parser.add_argument("part", choices=["prepare", "decode", "ring", "memory", "train", "tables"])
     parser.add_argument("--shares", type=int, nargs="+", default=list(SHARES))
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
@@ -207,7 +222,7 @@ def main() -> int:
         return 0
     result: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {}
     if options.part == "tables":
-        print(tables(result))
+        write(PAGE, put(PAGE.read_text(), result))
         return 0
     result |= {
         "benchmark": "beyond",
@@ -228,6 +243,8 @@ def main() -> int:
         whole = decode(sitting, options.shares, found)
     elif options.part == "ring":
         whole = ring(sitting, options.shares, options.batches, found)
+    elif options.part == "train":
+        whole = train(sitting, found)
     else:
         whole = memory(sitting, found)
     print(tables(result) + ("" if whole else "\nthe time is over: --go-on"))

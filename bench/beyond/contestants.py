@@ -24,7 +24,8 @@ from heterps import MoE, offload
 from workers.offload.trace import Trace, read_trace
 
 WIDTH, HIDDEN = 512, 512  # an expert is 2 MiB
-NAMES = ("cache", "ring", "auto", "resident", "torch mmap", "safetensors mmap", "accelerate")
+PLAIN = "cache, nothing read ahead"
+NAMES = ("cache", PLAIN, "ring", "auto", "resident", "torch mmap", "safetensors mmap", "accelerate")
 SLACK = 24 << 20  # bytes over the cap: activations, threads
 
 
@@ -59,9 +60,9 @@ class Layer(nn.Module):
 class Big(nn.Module):
     """All layers; tokens are vectors, since what is before them is the same in all contestants."""
 
-    def __init__(self, modules: bool = False) -> None:
+    def __init__(self, modules: bool = False, layers: int = LAYERS) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(modules) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer(modules) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -105,9 +106,10 @@ def dense(name: str, work: Path) -> nn.Module:
 def experts(name: str, model: nn.Module, work: Path, memory: int, batch: int, known: Trace) -> Any:
     """Give it these; our handle, where it is ours."""
     at = files(work)
-    if name in ("cache", "ring", "auto"):
-        like = _named(known)
-        return offload(model, memory, path=at["heterps"], mode=name, batch=batch, like=like)
+    if name in ("cache", PLAIN, "ring", "auto"):
+        like, mode = _named(known), "cache" if name == PLAIN else name
+        path, ahead = at["heterps"], name != PLAIN
+        return offload(model, memory, path=path, mode=mode, batch=batch, like=like, ahead=ahead)
     if name == "resident":
         state = torch.load(at["torch mmap"])
     elif name == "torch mmap":
@@ -128,8 +130,13 @@ def _import(name: str) -> None:
     if name == "safetensors mmap":
         import safetensors.torch  # noqa: F401
     elif name == "accelerate":
-        import accelerate.hooks
-        import accelerate.utils  # noqa: F401
+        # Its first forward imports a hundred megabytes more.
+        from accelerate.hooks import attach_align_device_hook
+
+        tiny = nn.Sequential(nn.Linear(1, 1))
+        weights = {key: one.clone() for key, one in tiny.state_dict().items()}
+        attach_align_device_hook(tiny, execution_device="cpu", offload=True, weights_map=weights)
+        tiny(torch.zeros(1, 1))
 
 
 def _accelerate(model: nn.Module, folder: Path) -> None:
@@ -157,8 +164,9 @@ def _named(trace: Trace) -> Trace:
     return Trace(tuple(layers), trace.calls)
 
 
-def route(model: nn.Module, trace: Trace, batch: int, first: int) -> None:
+def route(model: nn.Module, trace: Trace, work: Path, batch: int, first: int) -> None:
     """Have the layers choose as was traced from token `first` on, `batch` tokens a forward."""
+    guesses = torch.load(work / "shakespeare.guesses")
     told = torch.zeros(LAYERS, trace.tokens, EXPERTS, dtype=torch.bool)
     seen = [0] * LAYERS
     for call in trace.calls:
@@ -166,7 +174,9 @@ def route(model: nn.Module, trace: Trace, batch: int, first: int) -> None:
         seen[call.layer] += 1
     for i, module in enumerate(m for m in model.modules() if isinstance(m, MoE)):
         whole = (trace.tokens - first) // batch * batch
-        tell(module, told[i, first : first + whole].view(-1, batch, EXPERTS))
+        mine = slice(first, first + whole)
+        likely = guesses[i, mine].view(-1, batch, EXPERTS).sum(dim=1)
+        tell(module, told[i, mine].view(-1, batch, EXPERTS), likely)
 
 
 def inputs(number: int, batch: int) -> Tensor:
@@ -179,7 +189,7 @@ def main() -> int:
     folder = None if group == "-" else Path(group)
     torch.set_grad_enabled(False)
     known, model = read_trace(Path(work) / "shakespeare.trace"), dense(name, Path(work))
-    route(model, known, int(batch), int(first))
+    route(model, known, Path(work), int(batch), int(first))
     _import(name)
     base = _number(folder, "memory.usage_in_bytes")
     if folder is not None and name != "resident" and int(memory) > 0 and not _unlimited(folder):

@@ -95,13 +95,14 @@ def train(work: Path, seconds: float) -> None:
         inputs, targets = windows(data[cut:], 16, torch.Generator().manual_seed(0))
         held_out = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).item()
         print(f"step {step}: held-out loss {held_out:.3f} nats a character", flush=True)
-        trace(model, data[cut:], work / "shakespeare.trace")
+        trace(model, data[cut:], work)
 
 
 class Told(TopK):
     """A gate that chooses what it is told: bool [calls, tokens, E], a call after the other."""
 
     told: Tensor
+    guesses: Tensor | None = None  # [calls, E], what is told to be likely before
     calls = 0
 
     def logits(self, x_TD: Tensor) -> Tensor:  # noqa: N803
@@ -110,28 +111,44 @@ class Told(TopK):
         self.calls += 1
         return logits
 
+    def guess(self, x_TD: Tensor) -> Tensor:  # noqa: N803
+        """What is likely of the next call."""
+        assert self.guesses is not None
+        return self.guesses[self.calls % len(self.told)][None]
 
-def tell(layer: MoE, told: Tensor) -> None:
-    """Have a layer of K choices route as told, bool [calls, tokens, E]."""
+
+def tell(layer: MoE, told: Tensor, guesses: Tensor | None = None) -> None:
+    """Have a layer of K choices route as told, bool [calls, tokens, E]; guesses are [calls, E]."""
     layer.gate = Told(layer.dim, layer.num_experts, layer.k)
-    layer.gate.told = told
+    layer.gate.told, layer.gate.guesses = told, guesses
 
 
-def trace(model: Language, data: Tensor, path: Path) -> None:
-    """What each layer chose for each of TOKENS characters, one after the other as in decoding."""
+def trace(model: Language, data: Tensor, work: Path) -> None:
+    """What each layer chose for each of TOKENS characters, one after the other as in decoding.
+
+    Beside it, in shakespeare.guesses, float32 [LAYERS, TOKENS, E]: what its gate says of the input
+    of the layer before it.
+    """
     chosen: list[Tensor] = []
+    inputs: list[Tensor] = []
+    layers = [module for module in model.modules() if isinstance(module, MoE)]
     hooks = [
-        module.gate.register_forward_hook(lambda _, __, out: chosen.append(out.routing.chosen))
-        for module in model.modules()
-        if isinstance(module, MoE)
+        hook
+        for layer in layers
+        for hook in (
+            layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0])),
+            layer.gate.register_forward_hook(lambda _, __, out: chosen.append(out.routing.chosen)),
+        )
     ]
     model(data[:TOKENS].view(-1, WINDOW))
     for hook in hooks:
         hook.remove()
+    guesses = [layer.gate.guess(x) for layer, x in zip(layers[1:], inputs[:-1], strict=True)]
+    torch.save(torch.stack([torch.zeros_like(guesses[0]), *guesses]), work / "shakespeare.guesses")
     shell = [MoE(WIDTH, EXPERTS, HIDDEN, K) for _ in range(LAYERS)]
     for layer, choices in zip(shell, chosen, strict=True):
         tell(layer, F.one_hot(choices.long(), EXPERTS).sum(dim=1, keepdim=True).bool())
-    with record(nn.ModuleList(shell), path):
+    with record(nn.ModuleList(shell), work / "shakespeare.trace"):
         for _ in range(TOKENS):
             for layer in shell:
                 layer(torch.zeros(1, WIDTH))

@@ -4,7 +4,31 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from bench.beyond.contestants import PLAIN
+from bench.pages import measured_on
+
+BEGIN, END = "<!-- bench.beyond: begin -->", "<!-- bench.beyond: end -->"
 RIVALS = ("torch mmap", "safetensors mmap", "accelerate")
+
+
+def put(page: str, result: Mapping[str, Any]) -> str:
+    """A page with the tables between its marks, in place of those that were there."""
+    before, _, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"expected {BEGIN!r} and {END!r} in the page")
+    return f"{before}{BEGIN}\n\n{head(result)}\n{tables(result)}\n{end}{after}"
+
+
+def head(result: Mapping[str, Any]) -> str:
+    """What it was measured on, and who was not."""
+    without = "; ".join(f"{name}: {why}" for name, why in result["not_run"].items())
+    capped = "" if result["capped"] else " Memory was not capped."
+    return (
+        f"{measured_on(result['machine'], result['versions'])}; a model of "
+        f"{result['model_bytes'] / 2**20:.0f} MiB in experts of 2 MiB, {result['date']}.{capped} "
+        f"Without figures: {without}.\n"
+    )
 
 
 def tables(result: Mapping[str, Any]) -> str:
@@ -16,6 +40,8 @@ def tables(result: Mapping[str, Any]) -> str:
         parts.append(_ring(result["ring"]))
     if "memory" in result:
         parts.append(_memory(result["memory"]))
+    if result.get("train", {}).get("rounds"):
+        parts.append(_train(result["train"]))
     return "\n".join(parts)
 
 
@@ -27,6 +53,7 @@ def _decode(found: Mapping[str, Any]) -> str:
         rivals = [name for name in RIVALS if name in ran]
         rival = max(rivals, key=lambda name: ran[name]) if rivals and "cache" in ran else None
         every = _every(turns["cache"])
+        plain = f"{ran[PLAIN]:.1f}" if PLAIN in ran else ""
         rows.append(
             [
                 f"1/{share}",
@@ -34,14 +61,22 @@ def _decode(found: Mapping[str, Any]) -> str:
                     f"{ran[name]:.1f}" if name in ran else f"failed: {_failed(turns[name])}"
                     for name in ("cache", *RIVALS, "resident")
                 ),
+                plain,
                 f"**{_ratio(turns, rival):.1f} ×** ({rival})" if rival else "",
                 f"{1e3 * _quantile(every, 0.5):.0f} / {1e3 * _quantile(every, 0.99):.0f}"
                 if every
                 else "",
-                _bits(turns, ("cache",)),
+                _bits(turns, ("cache", *(name for name in turns if name == PLAIN))),
             ]
         )
-    head = ["memory / model", "ours, tokens/s", *RIVALS, "resident", "over the best rival"]
+    head = [
+        "memory / model",
+        "ours, tokens/s",
+        *RIVALS,
+        "resident",
+        "ours, nothing ahead",
+        "over the best rival",
+    ]
     return _table([*head, "p50 / p99 ms", "bits"], rows)
 
 
@@ -131,6 +166,29 @@ def _ring(found: Mapping[str, Any]) -> str:
 def _memory(found: Mapping[str, Any]) -> str:
     rows = [[key, f"{one['memory'] / 2**20:.0f}", _over(one)] for key, one in found.items()]
     return _table(["mode / share", "memory, MiB", "peak over it, MiB"], rows)
+
+
+def _train(found: Mapping[str, Any]) -> str:
+    shares, seconds, theirs, moved = [], [], [], []
+    for one in found["rounds"]:
+        reading = one["read"] / statistics.mean(one["disk"])
+        writing = one["written"] / statistics.mean(one["disk_writes"])
+        shares.append(max(one["resident"], reading + writing) / one["seconds"])
+        seconds.append(one["seconds"])
+        theirs.append(one["resident"])
+        moved.append(f"{one['read'] / 1e6:.0f} / {one['written'] / 1e6:.0f}")
+    row = [
+        f"{found['memory'] / 2**20:.0f}",
+        str(found["batch"]),
+        f"{statistics.median(seconds):.2f}",
+        f"{statistics.median(theirs):.2f}",
+        moved[-1],
+        f"{statistics.median(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})",
+        "equal" if found["equal"] else "different",
+    ]
+    head = ["memory, MiB", "batch", "step, s", "in memory, s", "MB read / written a step"]
+    more = ["of max(compute, bytes / bandwidth)", "weights"]
+    return _table([*head, *more], [row])
 
 
 def _over(one: Mapping[str, Any]) -> str:

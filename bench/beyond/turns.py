@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -18,6 +18,7 @@ from workers.offload.memory import fixed
 from workers.offload.packed import PackedExperts
 from workers.offload.readers import Read, Readers
 
+THREADS = 1  # that compute, in each contestant: those of torch spin, and reading needs a core
 GROUPS = Path("/sys/fs/cgroup/memory")
 
 
@@ -71,6 +72,7 @@ class Contestant:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            env={**os.environ, "OMP_NUM_THREADS": str(THREADS)},
             text=True,
         )
 
@@ -123,13 +125,19 @@ class Contestant:
 
 
 def enter(
-    names: Sequence[str], work: Path, memory: int, batch: int = 1, first: int = 0
+    names: Sequence[str],
+    work: Path,
+    memory: int,
+    batch: int = 1,
+    first: int = 0,
+    later: Mapping[str, int] | None = None,
 ) -> dict[str, Contestant]:
     """Contestants that are ready or have failed; the one that reads all into memory leaves no pages
-    behind."""
+    behind. `later` are those that begin with another token than `first`.
+    """
     field = {}
     for name in names:
-        field[name] = Contestant(name, work, memory, batch, first)
+        field[name] = Contestant(name, work, memory, batch, (later or {}).get(name, first))
         if name == "resident":
             field[name].ready()
     for name, one in field.items():

@@ -82,6 +82,15 @@ class Gate(nn.Module):
         """[T, E] of tokens [T, D]."""
         return F.linear(x_TD, self.weight.to(x_TD.dtype))
 
+    def guess(self, x_TD: Tensor) -> Tensor:
+        """[T, E], the higher the likelier that tokens which are like these will go to an expert.
+
+        By the linear map alone: it draws nothing, and nothing follows of it but what is read ahead.
+        """
+        dtype = torch.promote_types(x_TD.dtype, torch.float32)
+        with torch.autocast(x_TD.device.type, enabled=False):
+            return F.linear(x_TD.to(dtype), self.weight.to(dtype)).softmax(dim=1)
+
     def generator(self, device: torch.device) -> torch.Generator | None:
         """What to draw the next numbers from: its own, by `seed`, or None for torch's.
 

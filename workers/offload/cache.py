@@ -3,76 +3,139 @@
 from collections.abc import Generator, Sequence
 from contextlib import closing
 
-from torch import Tensor
-
 from workers.offload.layout import PAGE
 from workers.offload.memory import fixed
 from workers.offload.packed import PackedExperts
 from workers.offload.policy import Policy
 from workers.offload.readers import Read
 from workers.offload.residents import Residents
-from workers.offload.store import Ready, Store
+from workers.offload.store import Guess, Ready, Store
+
+_FADES = 1 / 32  # the share of the latest guess in how often guesses are right
+_WORTH = 0.5  # how often they must be: a wrong one holds up others for a part of a read
 
 
 class Cache(Store):
     """Slots for some of the experts of a file.
 
     Who is in memory comes first, while others are read; all are asked for at once where they have
-    room.
+    room. When a layer needs nothing more from the disk, experts that the next one is likely to need
+    are read ahead, to places of their own: one that is needed gets a slot by exchange of places,
+    and so who is in memory, and who gives way, is as it were without.
 
     Args:
         packed: the file; closed with this.
         slots: experts that have room.
         policy: who gives way.
         readers: threads that read.
+        ahead: further places, for experts that are read ahead.
     """
 
-    def __init__(self, packed: PackedExperts, slots: int, policy: Policy, readers: int) -> None:
+    def __init__(
+        self, packed: PackedExperts, slots: int, policy: Policy, readers: int, ahead: int = 0
+    ) -> None:
         size = max(layer.extent for layer in packed.layers)
         assert size % PAGE == 0
         self.slots = slots
-        memory, self.locked = fixed(slots * size)
-        self.memory = memory.view(slots, size)
-        super().__init__(packed, readers)
+        memory, self.locked = fixed((slots + ahead) * size)
+        self.memory = memory.view(slots + ahead, size)
+        super().__init__(packed, readers, ahead > 0)
         self._residents = Residents(slots, policy)
+        self._place = list(range(slots))  # in memory, of each slot
+        self._spare: list[tuple[int, Read | None]] = [(slots + i, None) for i in range(ahead)]
         self._reads: dict[int, Read] = {}  # begun, and not yet asked how they ended
+        self._ahead: dict[int, tuple[int, Read]] = {}  # to which place, of guesses
+        self._guessed: list[tuple[int, int]] = []  # rank and key, also of those that are not read
+        self._right = [1.0] * ahead  # how often the likeliest is needed, the next, ...
         self._first = [0]
         for layer in packed.layers:
             self._first.append(self._first[-1] + layer.experts)
 
-    def arrivals(self, layer: int, experts: Sequence[int]) -> Generator[Ready, None, None]:
+    def arrivals(
+        self, layer: int, experts: Sequence[int], guess: Guess | None = None
+    ) -> Generator[Ready, None, None]:
         """See `Store`."""
         self.require_open()
         self._settle()
-        first = self._first[layer]
-        with closing(self._residents.turns([first + e for e in experts])) as turns:
+        first, given, likely = self._first[layer], 0, None
+        keys = [first + e for e in experts]
+        self._learn(keys)
+        with closing(self._residents.turns(keys)) as turns:
             for turn in turns:
-                for key, slot in turn.begin:
-                    self._begin(layer, key, slot)
+                for i, (key, slot) in enumerate(turn.begin, start=1):
+                    own = i == len(turn.begin) == len(keys) - given  # nothing to compute meanwhile
+                    self._begin(layer, key, slot, own)
+                if likely is None:  # while they are read
+                    likely = guess() if guess is not None and self._right else ()
                 waiting = {key for key in turn.give if key in self._reads}
                 ready = [key for key in turn.give if key not in waiting]
                 while ready or waiting:
                     if not ready:
                         ready = self._arrived(waiting)
                         waiting.difference_update(ready)
+                    given += len(ready)
+                    if given == len(keys):
+                        self._look_ahead(likely)
                     if ready:
-                        slots = {key - first: self._residents.slot[key] for key in ready}
-                        yield Ready(self.memory, slots)
+                        residents = self._residents.slot
+                        yield Ready(
+                            self.memory, {key - first: self._place[residents[key]] for key in ready}
+                        )
                     ready = []
                 self._count()
-
-    def view(self, layer: int, slot: int) -> Tensor:
-        """The extent of an expert of a layer that is in a slot, uint8 [extent]."""
-        return self.memory[slot, : self.packed.layers[layer].extent]
 
     def _count(self) -> None:
         self._stats.hits, self._stats.misses = self._residents.hits, self._residents.misses
 
-    def _begin(self, layer: int, key: int, slot: int) -> None:
-        into = self.view(layer, slot)
-        read = self._reads[key] = Read(key, layer, key - self._first[layer], [into])
-        self.readers.begin(read)
+    def _begin(self, layer: int, key: int, slot: int, own: bool) -> None:
+        """Have it read; `own`: the last part of it by who waits for it."""
+        if key in self._ahead:
+            place, read = self._ahead.pop(key)
+            self._spare.append((self._place[slot], None))
+            self._place[slot] = place
+            self._stats.ahead += 1
+            self.readers.hurry(read, leave=own)
+        else:
+            read = self._read(layer, key, self._place[slot])
+            self.readers.begin(read, leave=own)
+        self._reads[key] = read
+
+    def _read(self, layer: int, key: int, place: int) -> Read:
+        """An expert's, to a place."""
+        into = self.memory[place, : self.packed.layers[layer].extent]
         self._stats.bytes_read += into.nbytes
+        return Read(key, layer, key - self._first[layer], [into])
+
+    def _learn(self, keys: Sequence[int]) -> None:
+        """See which guesses were right, and read no more of the others."""
+        needed = set(keys)
+        for rank, key in self._guessed:
+            self._right[rank] += _FADES * ((key in needed) - self._right[rank])
+        self._guessed.clear()
+        for key in [key for key in self._ahead if key not in needed]:
+            place, read = self._ahead.pop(key)
+            saved = self.readers.drop(read)
+            self._stats.bytes_read -= saved
+            self._stats.bytes_wasted += read.into[0].nbytes - saved
+            self._spare.append((place, read))
+
+    def _look_ahead(self, likely: Sequence[tuple[int, int]]) -> None:
+        """Have those be read that are not in memory, as far as there are places."""
+        for at, (layer, expert) in enumerate(likely):
+            key = self._first[layer] + expert
+            if key in self._residents.slot or key in self._ahead:
+                continue
+            rank = min(at, len(self._right) - 1)
+            self._guessed.append((rank, key))
+            if self._right[rank] < _WORTH:
+                continue
+            free = (i for i, (_, read) in enumerate(self._spare) if read is None or read.done)
+            if (i := next(free, None)) is None:
+                return
+            place, _ = self._spare.pop(i)
+            read = self._read(layer, key, place)
+            self._ahead[key] = place, read
+            self.readers.begin_ahead(read)
 
     def _arrived(self, waiting: set[int]) -> list[int]:
         """Wait for a read to end; those of `waiting` that have, which may be none of them.
@@ -80,8 +143,13 @@ class Cache(Store):
         Raises:
             Exception: what a read ended with; the expert is not in memory then.
         """
-        if not any(self._reads[key].done for key in waiting):
-            self.readers.wait()
+        reads = [self._reads[key] for key in waiting]
+        if not any(read.done for read in reads):
+            mine = next((read for read in reads if read.parts), None)
+            if mine is None:
+                self.readers.wait()
+            else:
+                self.readers.work(mine)
         ended = [self._reads.pop(key) for key in waiting if self._reads[key].done]
         for read in ended:
             self._end(read)
@@ -94,6 +162,7 @@ class Cache(Store):
         """Wait for what a forward that failed has left under way."""
         while self._reads:
             _, read = self._reads.popitem()
+            self._stats.bytes_read -= self.readers.drop(read)
             while not read.done:
                 self.readers.wait()
             self._end(read)

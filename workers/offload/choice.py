@@ -13,6 +13,7 @@ from workers.offload.ring import RingPlan, plan_ring
 from workers.offload.trace import Trace, TraceError
 
 MODES = ("auto", "cache", "ring")
+_FEW = 2  # tokens of a forward, of which it can be guessed what the next layer needs
 _log = logging.getLogger(__name__)
 
 
@@ -22,6 +23,7 @@ class Choice:
 
     mode, policy: cache | ring, and one of `POLICIES`.
     slots: experts that have room in mode cache.
+    ahead: further places, for experts that are read before it is certain that they are needed.
     ring: what goes round in mode ring, where memory suffices for it.
     expected: of each mode that was looked at.
     """
@@ -29,6 +31,7 @@ class Choice:
     mode: str
     policy: str
     slots: int
+    ahead: int
     ring: RingPlan | None
     expected: tuple[Expected, ...]
 
@@ -42,6 +45,8 @@ def choose(
     k: Sequence[int],
     like: Trace | None,
     readers: int,
+    *,
+    ahead: bool = True,
 ) -> Choice:
     """Choose by the arguments of `offload`; k is that of each layer of the file.
 
@@ -51,12 +56,15 @@ def choose(
         OSError: the disk fails.
     """
     extent = max(layer.extent for layer in packed.layers)
-    slots = min(memory // extent, sum(layer.experts for layer in packed.layers))
+    total = sum(layer.experts for layer in packed.layers)
+    slots = min(memory // extent, total)
     if slots < 1:
         raise ValueError(
             f"offload: memory: expected at least {extent} bytes, which the largest expert takes, "
             f"got {memory}"
         )
+    places = max(k) if ahead and batch <= _FEW and 8 * max(k) <= slots < total else 0
+    slots -= places
     known = None if like is None else _as_in(like, packed, batch)
     if policy == "auto":
         policy = "lfu-decay" if known is None else best(known, slots).policy
@@ -69,7 +77,7 @@ def choose(
             _log.info("%s%s", one, ": chosen" if one.mode == mode else "")
     if mode == "cache":
         _warn_below_cliff(packed, slots, batch, k)
-    return Choice(mode, policy, slots, ring, expected)
+    return Choice(mode, policy, slots, places, ring, expected)
 
 
 def _expect(

@@ -1,6 +1,8 @@
 """Runs a model with its experts out of memory."""
 
 from contextlib import closing
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -35,6 +37,7 @@ class Offload(Closing):
         mode: cache | ring.
         policy: by which experts give way in mode cache.
         slots: experts, in mode ring sections of some, that have room in memory.
+        ahead: further experts, of those that are read before it is certain that they are needed.
         experts: of all layers.
         locked: whether slots and the rest of the model are locked in memory; where the process may
             not (`ulimit -l`), they are kept there as long as the host does not swap.
@@ -45,6 +48,7 @@ class Offload(Closing):
         self._store, self._recorder = store, recorder
         self.path, self.slots, self.locked = store.packed.path, store.slots, locked
         self.mode, self.policy, self.expected = choice.mode, choice.policy, choice.expected
+        self.ahead = choice.ahead if choice.mode == "cache" else 0
         self.experts = sum(layer.experts for layer in store.packed.layers)
 
     @property
@@ -63,6 +67,8 @@ class Offload(Closing):
             self._recorder.flush()
             least = replay(read_trace(self._recorder.path), self.slots, BELADY)
             line += f" (Belady's {least.hit_rate:.1%})"
+        if stats.ahead:
+            line += f", {stats.ahead / max(1, stats.misses):.0%} of misses read ahead"
         return f"{line}, disk idle {stats.disk_idle:.0%}"
 
     def close(self) -> None:
@@ -84,6 +90,7 @@ def offload(
     trace: str | Path | None = None,
     readers: int = 8,
     direct: bool = True,
+    ahead: bool = True,
 ) -> Offload:
     """Have a model's experts lie in a file and in `memory`, for inference on a CPU.
 
@@ -107,6 +114,7 @@ def offload(
         trace: a file to write which experts each forward needed.
         readers: threads that read.
         direct: read past the page cache, where the file system allows that.
+        ahead: in mode cache, and of one or two tokens, read what the next layer is likely to need.
 
     Raises:
         ExpertFileError: the file is damaged, or has other experts than the model.
@@ -117,7 +125,7 @@ def offload(
     _check(mode, policy, readers, batch)
     allowed = bytes_of(memory, "offload: memory")
     layers, sources = moe_layers(model), of_model(model)
-    _check_devices(model)
+    check_devices(model)
     file = Path(path)
     is_own = not file.exists()
     if is_own:
@@ -128,16 +136,25 @@ def offload(
         packed.require([source.layer for source in sources])
         places = {layer.name: i for i, layer in enumerate(packed.layers)}
         for source, layer in zip(sources, layers.values(), strict=True):
-            if not is_own and not _on_meta(layer):
+            if not is_own and not on_meta(layer):
                 _require_equal(source, packed.layers[places[source.layer.name]], packed.path)
         known = read_trace(like) if isinstance(like, str | Path) else like
         k = {places[name]: layer.k for name, layer in layers.items()}
         choice = choose(
-            packed, allowed, mode, policy, batch, [k[i] for i in range(len(k))], known, readers
+            packed,
+            allowed,
+            mode,
+            policy,
+            batch,
+            [k[i] for i in range(len(k))],
+            known,
+            readers,
+            ahead=ahead,
         )
         store: Store
         if choice.mode == "cache":
-            store = Cache(packed, choice.slots, POLICIES[choice.policy](), readers)
+            policy = choice.policy
+            store = Cache(packed, choice.slots, POLICIES[policy](), readers, choice.ahead)
         else:
             assert choice.ring is not None
             store = Ring(packed, choice.ring, readers)
@@ -149,9 +166,11 @@ def offload(
         sizes = [packed.layers[places[name]].extent for name in layers]
         recorder = Recorder(layers, sizes, trace)
     guard = Lock()
+    following = {name: (places[other], layers[other]) for name, other in pairwise(layers)}
     for i, (name, layer) in enumerate(layers.items()):
-        layer.outside = _Outside(store, places[name], layer, guard, counts=i == 0)
-        _strip(layer, name)
+        next_one = following.get(name)
+        layer.outside = _Outside(store, places[name], layer, next_one, guard, counts=i == 0)
+        strip(layer, name)
     model.register_forward_pre_hook(lambda *_: store.enter(anew=True))
     model.register_forward_hook(lambda *_: store.leave(), always_call=True)
     model.requires_grad_(False)
@@ -164,10 +183,19 @@ def offload(
 
 
 class _Outside:
-    """One layer's experts, by their number."""
+    """One layer's experts, by their number; and the layer that follows, with its number."""
 
-    def __init__(self, store: Store, index: int, layer: MoE, guard: Lock, counts: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        index: int,
+        layer: MoE,
+        following: tuple[int, MoE] | None,
+        guard: Lock,
+        counts: bool,
+    ) -> None:
         self._store, self._index, self._lock, self._counts = store, index, guard, counts
+        self._following = following
         self._at = store.packed.layers[index]
         self._layer = layer
         self._modules = layer.experts
@@ -200,7 +228,8 @@ class _Outside:
         at_once = self._at_once(rows)
         out = torch.empty_like(rows)
         parts: dict[int, Tensor] = {}
-        with closing(self._store.arrivals(self._index, wanted)) as arrivals:
+        guess = partial(self._guess, rows)
+        with closing(self._store.arrivals(self._index, wanted, guess)) as arrivals:
             for ready in arrivals:
                 if at_once is not None:
                     places = torch.full((self._at.experts,), -1)
@@ -216,6 +245,17 @@ class _Outside:
                     mine = one.untyped_storage().data_ptr() != weights
                     parts[e] = one if mine else one.clone()  # a slot's next expert would show
         return torch.cat([parts[e] for e in wanted]) if parts else out
+
+    def _guess(self, rows: Tensor) -> list[tuple[int, int]]:
+        """What the next layer will need, by what its gate says of this one's input."""
+        if self._following is None:
+            return []
+        index, layer = self._following
+        if rows.shape[1] != layer.dim or len(rows) == 0:
+            return []
+        most = min(layer.num_experts, len(rows) // self._layer.k * layer.k)
+        likely = layer.gate.guess(rows).sum(dim=0).topk(most)
+        return [(index, e) for e in likely.indices.tolist()]
 
     def _at_once(self, rows: Tensor) -> ops.FfnAt | None:
         """How to compute several by one call, where that gives the resident model's bits."""
@@ -242,7 +282,7 @@ def _check(mode: str, policy: str, readers: int, batch: int) -> None:
             raise ValueError(f"offload: {name}: expected at least 1, got {value}")
 
 
-def _strip(layer: MoE, name: str) -> None:
+def strip(layer: MoE, name: str) -> None:
     """Take a layer's experts away from it."""
     if layer.experts is None:
         del layer.w1, layer.w2
@@ -276,20 +316,26 @@ def _empty(expert: nn.Module) -> None:
                 module._parameters[key] = made.setdefault(one, stub)
 
 
-def _check_devices(model: nn.Module) -> None:
+def check_devices(model: nn.Module) -> None:
+    """See that a model is on a CPU, or on meta.
+
+    Raises:
+        ValueError: it is elsewhere.
+    """
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type not in ("cpu", "meta"):
             raise ValueError(f"offload: {name}: expected a model on a CPU, got {tensor.device}")
 
 
-def _on_meta(layer: MoE) -> bool:
+def on_meta(layer: MoE) -> bool:
+    """Whether a layer's experts, or some of them, have sizes alone."""
     tensors = [layer.w1, layer.w2] if layer.experts is None else list(layer.experts.parameters())
     return any(one.is_meta for one in tensors)
 
 
 def _require_values(layers: dict[str, MoE], file: Path) -> None:
     for name, layer in layers.items():
-        if _on_meta(layer):
+        if on_meta(layer):
             raise ExpertFileError(
                 f"{file}: expected the experts of {name} in it, which has none itself: there is no "
                 "such file; write it with heterps.pack_experts"

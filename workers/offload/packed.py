@@ -39,12 +39,14 @@ class PackedExperts(Closing):
         OSError: it cannot be read.
     """
 
+    access = os.O_RDONLY
+
     def __init__(self, path: str | Path, *, direct: bool = True, check: str = "first") -> None:
         self.path = str(path)
         if check not in ("first", "always"):
             raise ValueError(f"check: expected first or always, got {check!r}")
         self._always = check == "always"
-        self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._file = os.open(self.path, self.access | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             head = os.pread(self._file, PAGE, 0)
             data = os.pread(self._file, header_size(head, self.path), 0)
@@ -88,15 +90,18 @@ class PackedExperts(Closing):
         Raises:
             ExpertFileError: what was read is not what was written.
         """
-        at = self.layers[layer]
         if self._always or not self._checked[layer][expert]:
-            found, expected = crc32(view_of(into)), at.checksums[expert]
+            found, expected = crc32(view_of(into)), self.expected(layer, expert)
             if found != expected:
                 raise ExpertFileError(
                     f"{self._told(layer, expert)}: expected checksum {expected:08x}, got "
                     f"{found:08x}: it was damaged"
                 )
             self._checked[layer][expert] = 1
+
+    def expected(self, layer: int, expert: int) -> int:
+        """The checksum of an extent."""
+        return self.layers[layer].checksums[expert]
 
     def expert(self, name: str, expert: int) -> dict[str, Tensor]:
         """An expert's tensors, in memory of their own; errors are those of `read`."""
@@ -150,7 +155,7 @@ class PackedExperts(Closing):
 
     def _reopen(self) -> bool:
         """Open the file for direct reads; whether it could be done."""
-        flags = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0)
+        flags = self.access | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0)
         try:
             file = os.open(f"/proc/self/fd/{self._file}", flags)
         except OSError as error:

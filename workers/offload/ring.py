@@ -17,7 +17,7 @@ from workers.offload.layout import LayerAt
 from workers.offload.memory import fixed
 from workers.offload.packed import PackedExperts
 from workers.offload.readers import Read
-from workers.offload.store import Ready, Store
+from workers.offload.store import Guess, Ready, Store
 
 _SECTION = 16 << 20  # bytes of a section where memory is plenty
 _TRAVELLING = 3
@@ -120,7 +120,9 @@ class Ring(Store):
             self.readers.close()
             raise
 
-    def arrivals(self, layer: int, experts: Sequence[int]) -> Generator[Ready, None, None]:
+    def arrivals(
+        self, layer: int, experts: Sequence[int], guess: Guess | None = None
+    ) -> Generator[Ready, None, None]:
         """See `Store`."""
         self.require_open()
         extent = self.packed.layers[layer].extent

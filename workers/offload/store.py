@@ -2,7 +2,7 @@
 
 import os
 from abc import abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -11,6 +11,9 @@ from torch import Tensor
 from chassis.closing import Closing
 from workers.offload.packed import PackedExperts
 from workers.offload.readers import Readers
+
+# Experts that the next layer is likely to need, the likeliest first: that layer, and of it which.
+Guess = Callable[[], Sequence[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Stats:
     hits: of them, those that were in memory.
     misses: those that were read.
     bytes_read: from the file.
+    bytes_wasted: of these, of experts that were read ahead and not needed.
+    ahead: of the misses, those whose read was begun before the layer was called.
     waited: seconds in which nothing was computed, for a read.
     tokens: that went through the model's first layer with experts.
     seconds: in forwards of the model, without what its caller does between them.
@@ -41,6 +46,8 @@ class Stats:
     hits: int = 0
     misses: int = 0
     bytes_read: int = 0
+    bytes_wasted: int = 0
+    ahead: int = 0
     waited: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
@@ -67,14 +74,15 @@ class Store(Closing):
     Args:
         packed: the file; closed with this.
         readers: threads that read.
+        ahead: whether it reads ahead.
     """
 
     slots: int
     locked: bool  # whether its memory is
 
-    def __init__(self, packed: PackedExperts, readers: int) -> None:
+    def __init__(self, packed: PackedExperts, readers: int, ahead: bool = False) -> None:
         self.packed = packed
-        self.readers = Readers(packed, readers)
+        self.readers = Readers(packed, readers, ahead)
         self._process = os.getpid()
         self._closed = False
         self._stats = Stats()
@@ -82,11 +90,13 @@ class Store(Closing):
         self._began = self._busy_before = 0.0
 
     @abstractmethod
-    def arrivals(self, layer: int, experts: Sequence[int]) -> Generator[Ready, None, None]:
+    def arrivals(
+        self, layer: int, experts: Sequence[int], guess: Guess | None = None
+    ) -> Generator[Ready, None, None]:
         """All of these experts of a layer, ascending, as they come.
 
         What is given stays as it is until the next is asked for. Close the iterator if it is not
-        exhausted.
+        exhausted. `guess` is called while experts are read, if it is of use.
 
         Raises:
             ExpertFileError: an expert was damaged.

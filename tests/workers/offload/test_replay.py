@@ -143,7 +143,7 @@ def test_uses_that_fade_are_those_that_are_multiplied(
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("slots", [1, 4, 9, 20])
+@pytest.mark.parametrize("slots", [1, 4, 9, 17, 20])
 @pytest.mark.filterwarnings("ignore:offload")
 def test_a_replay_is_the_run_that_was_traced(tmp_path: Path, policy: str, slots: int) -> None:
     """Whatever the reads' order in time, and with fewer slots than a forward needs."""
@@ -167,13 +167,15 @@ def test_a_replay_is_the_run_that_was_traced(tmp_path: Path, policy: str, slots:
             x = torch.randn(tokens, 16, generator=draw)
             assert torch.equal(model(x), resident(x))
         stats, line = handle.stats, handle.line()
-        assert handle.slots == min(slots, handle.experts)
+        assert handle.ahead == (2 if slots == 17 else 0)
+        assert handle.slots == min(slots, handle.experts) - handle.ahead
     trace = read_trace(path)
-    outcome = replay(trace, slots, policy)
+    outcome = replay(trace, handle.slots, policy)
     assert (outcome.hits, outcome.misses) == (stats.hits, stats.misses)
-    assert outcome.bytes_read == stats.bytes_read
+    assert outcome.bytes_read == stats.bytes_read - stats.bytes_wasted
+    assert (stats.ahead > 0) == (handle.ahead > 0)
     assert trace.tokens == stats.tokens == 20
-    least = replay(trace, slots, BELADY).hit_rate
+    least = replay(trace, handle.slots, BELADY).hit_rate
     assert f"hit rate {stats.hit_rate:.1%} (Belady's {least:.1%})" in line
     assert read_trace(tmp_path / "other").calls == trace.calls
 

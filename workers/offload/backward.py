@@ -1,0 +1,94 @@
+"""A layer whose experts come for its forward and again for its backward, which updates them."""
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from workers.offload.layout import LayerAt
+from workers.offload.training import Training, weights_of
+from workers.ops.grouped_ffn import backend_for
+
+_ffn = torch.ops.heterps.grouped_ffn
+_ffn_backward = torch.ops.heterps.grouped_ffn_backward
+
+
+class TrainedOutside:
+    """One layer's experts, which are updated in its backward."""
+
+    def __init__(self, training: Training, index: int, at: LayerAt, guard: Lock) -> None:
+        self.training, self.index, self.at, self.lock = training, index, at, guard
+        self._anchor = torch.zeros((), requires_grad=True)  # so that there is a backward
+
+    def run(self, rows_RD: Tensor, offsets: Tensor) -> Tensor:  # noqa: N803
+        """Rows [R, D] in the order of their experts -> [R, D]."""
+        if rows_RD.device.type != "cpu":
+            raise ValueError(f"offload: expected rows on a CPU, got {rows_RD.device}")
+        keep = torch.is_grad_enabled()
+        if backend_for(rows_RD, rows_RD, rows_RD) != "native":
+            raise RuntimeError(
+                f"{self.at.name}: expected native kernels, to train experts one by one with the "
+                "bits that they get together, got HETERPS_GROUPED_FFN=loop"
+            )
+        apply: Callable[..., Tensor] = _Experts.apply
+        return apply(rows_RD, self._anchor, offsets, self, keep)
+
+
+class _Experts(torch.autograd.Function):
+    """Experts that come for the forward, and come again for the backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, anchor: Tensor, offsets: Tensor, outside: Any, keep: bool
+    ) -> Tensor:
+        bounds = offsets.tolist()
+        wanted = [e for e in range(outside.at.experts) if bounds[e] < bounds[e + 1]]
+        out, pres = torch.empty_like(rows), {}
+        w1, w2 = (one.name for one in weights_of(outside.at))
+        with outside.lock:
+            outside.training.require_stepped(outside.index)
+            for e, tensors in outside.training.arrive(outside.index, wanted):
+                mine = slice(bounds[e], bounds[e + 1])
+                out[mine], pres[e] = _ffn(
+                    rows[mine],
+                    torch.tensor([0, bounds[e + 1] - bounds[e]]),
+                    tensors[w1][None],
+                    tensors[w2][None],
+                    outside.at.activation,
+                    keep,
+                )
+        ctx.save_for_backward(rows, *pres.values())
+        ctx.bounds, ctx.wanted, ctx.outside = bounds, list(pres), outside
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, *pres = ctx.saved_tensors
+        pre = dict(zip(ctx.wanted, pres, strict=True))
+        outside, bounds = ctx.outside, ctx.bounds
+        of_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
+        grad = grad.contiguous()
+        w1, w2 = (one.name for one in weights_of(outside.at))
+        with outside.lock:
+            outside.training.begin_backward(outside.index)
+            for e, tensors in outside.training.arrive(outside.index, sorted(ctx.wanted)):
+                mine = slice(bounds[e], bounds[e + 1])
+                part, *weights = _ffn_backward(
+                    grad[mine],
+                    rows[mine],
+                    torch.tensor([0, bounds[e + 1] - bounds[e]]),
+                    pre[e],
+                    tensors[w1][None],
+                    tensors[w2][None],
+                    outside.at.activation,
+                    of_rows is not None,
+                    True,
+                )
+                if of_rows is not None:
+                    of_rows[mine] = part
+                outside.training.update(outside.index, e, tensors, [one[0] for one in weights])
+        return of_rows, None, None, None, None
