@@ -121,10 +121,10 @@ class Preparation:
         self._launch(spec, decision, units, standing)
 
     def _await_nodes(self, spec: JobSpec, *, drained: bool) -> None:
-        """Give nodes of the attempt before, which may be starting again, a while to come back.
+        """Wait for nodes of the attempt before, or for what another plan can do with.
 
         Args:
-            drained: they went for good; those that are left, or others, must do, or be waited for.
+            drained: they went for good; else they may be starting again, and come back soon.
         """
         nodes = self._context.nodes
         store, job_id = self._context.store, self._attempt.id.job_id
@@ -135,18 +135,24 @@ class Preparation:
         counts = _counted([*groups_of(before), *shards], singles)
         until = time.monotonic() + _RETURN_S
         tried: list[Offer] = []
+        known = {kind.name for kind in before.resources.types}
+
+        def may_return() -> bool:
+            return not drained and time.monotonic() < until
 
         def back() -> bool:
             alive = nodes.units()
             if all(alive.get(kind, 0) >= count for kind, count in counts.items()):
                 return True
-            if not drained:
-                return time.monotonic() > until
+            if may_return():
+                return False
             try:
                 offer = make_offer(spec, nodes.placeable())
                 if offer in tried:
                     return False
                 tried.append(offer)
+                if not drained and any(one.name not in known for one in offer.resources.types):
+                    return True  # what it takes there is to be measured
                 return self._plan(spec, offered(before.workload, offer), offer).feasible
             except OfferError:
                 return False
@@ -154,7 +160,7 @@ class Preparation:
         text = "waits for nodes in the place of those that drained"
         if not drained:
             text = "waits for nodes that have gone to come back"
-        self._wait_for(lambda: back() or self._lacks(text, nodes_too=drained))
+        self._wait_for(lambda: back() or self._lacks(text, nodes_too=not may_return()))
 
     def _offer(self, spec: JobSpec) -> tuple[Offer, list[NodeStatus]]:
         """What the job can be planned on, and the live nodes; waits until there is something."""

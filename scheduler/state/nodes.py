@@ -42,7 +42,8 @@ class Nodes:
         self._taken: dict[str, Counter[str]] = {}  # owner -> node id -> units
         self._gone: dict[str, str] = {}  # how nodes ended, by id
         self._drained: set[str] = set()  # ids of nodes that drain, or did until they ended
-        self._to_drain: dict[str, float] = {}  # seconds by id, of nodes that were not told yet
+        # Address and seconds by id, of nodes that were not told yet.
+        self._to_drain: dict[str, tuple[str, float]] = {}
         self._unwritten: dict[str, NodeStatus | None] = {}  # by node id; None: it has left
         self.changed = threading.Condition()
         self._checked = time.monotonic()  # when leases were checked last, which is often
@@ -155,15 +156,17 @@ class Nodes:
             if status is None or status.kind != NODE:
                 return False
             if not status.draining:
-                self._to_drain[node_id] = notice_s
+                self._to_drain[node_id] = status.address, notice_s
             return True
 
     def drain_s(self, status: NodeStatus) -> float:
         """Seconds for which a node that reports is to drain; 0: it is not, or does so already."""
         with self.changed:
-            if status.draining:
+            address, seconds = self._to_drain.get(status.node_id, ("", 0.0))
+            if status.draining or status.address != address:  # or one in the place of that node
                 self._to_drain.pop(status.node_id, None)
-            return self._to_drain.get(status.node_id, 0.0)
+                return 0.0
+            return seconds
 
     def is_drained(self, node_id: str) -> bool:
         """Whether a node drains, or did until it ended."""

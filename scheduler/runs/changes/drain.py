@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from protos.decision_pb2 import Decision
-from protos.generations import keeps_state, may_regroup
+from protos.generations import keeps_state, may_be_replaced, may_regroup
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import END_LOST_NODE, NodeStatus
@@ -172,15 +172,19 @@ class Drain:
     def _end(self) -> bool:
         """The workers wait; go on from the cut without the nodes, or end the attempt.
 
-        False where there is no cut.
+        False where there is no cut, and who waits can go on.
         """
         attempt, follower = self._attempt, self._attempt.follower
         assert follower is not None
         self._pausing = False
         self._next = time.monotonic() + _AGAIN_S
         nodes = self._nodes()
-        if not nodes or follower.paused is None or cut_at(attempt, follower.paused) is None:
+        if not nodes or follower.paused is None:
             return False
+        if cut_at(attempt, follower.paused) is None:
+            if may_be_replaced(devices_of(attempt.decision)):
+                return False
+            raise JobError(ending_of(nodes, "no checkpoint could be taken, and nobody can go on"))
         here = self._here()
         if _holds_shard(here) or not keeps_state(attempt.spec() or JobSpec()):
             regroup(attempt, here, ending_of(nodes, "what runs there is to be elsewhere"))

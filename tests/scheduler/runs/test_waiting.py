@@ -1,13 +1,16 @@
 """A job that waits for units waits for nodes that have gone, too, and keeps no other waiting."""
 
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
     END_INVALID_JOB,
+    END_LOST_NODE,
     END_NO_CAPACITY,
     PLANNING,
     PROFILING,
@@ -24,6 +27,7 @@ from scheduler.runs.launch import place
 from scheduler.runs.offer import wanted_types
 from scheduler.runs.prepare import Preparation
 from scheduler.runs.processes import Process
+from scheduler.state.endings import Ending
 from scheduler.state.jobs import Jobs
 from scheduler.state.leadership import Leadership
 from scheduler.state.nodes import Nodes
@@ -59,10 +63,12 @@ class Room:
     def begin(self, name: str, job: JobSpec) -> Attempt:
         """Prepare a job up to where its processes would be started."""
         self.context.jobs.submit(name, job)
-        status = self.context.jobs.get(name)
-        assert status is not None
-        attempt = self.dispatcher._attempt(status, 1)
+        return self._prepare(name, 1)
+
+    def _prepare(self, name: str, number: int) -> Attempt:
+        attempt = self.dispatcher._attempt(self.get(name), number)
         self._attempts.append(attempt)
+        self.errors.pop(name, None)
 
         def prepare() -> None:
             try:
@@ -74,6 +80,12 @@ class Room:
         self._threads.append(thread)
         thread.start()
         return attempt
+
+    def again(self, name: str) -> None:
+        """Prepare the next attempt at a job whose nodes were lost."""
+        self.context.nodes.release(name)
+        assert self.context.jobs.retry(name, Ending(END_LOST_NODE, "a node is lost"), 0.0, 0)
+        self._prepare(name, 2)
 
     def get(self, name: str) -> JobStatus:
         status = self.context.jobs.get(name)
@@ -123,6 +135,27 @@ def test_a_lease_that_lapses_ends_no_job_that_waits_for_units(room: Room, tmp_pa
     room.context.nodes.release("other")
     room.context.nodes.renew(NodeStatus(node_id="z", kind="node"))  # something changes
     room.starts("job")
+
+
+@pytest.mark.parametrize("come", ["a", "c"])
+def test_nodes_that_a_job_has_lost_are_waited_for_however_long(
+    room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, come: str
+) -> None:
+    monkeypatch.setattr("scheduler.runs.prepare._RETURN_S", 0.1)
+    room.come("a", 2)
+    job = given_job(tmp_path, 1500.0)
+    job.retries = 1
+    room.begin("job", job)
+    room.starts("job")
+    room.go("a")
+    room.come("b")  # too few for any plan
+    room.again("job")
+    room.waits("job", "waits for nodes that have gone to come back")
+    time.sleep(0.5)
+    room.waits("job", "waits for nodes that have gone to come back")
+    room.come(come, 2)
+    room.starts("job")
+    assert room.get("job").attempt == 2
 
 
 def test_other_nodes_of_the_type_do_as_well(room: Room, tmp_path) -> None:

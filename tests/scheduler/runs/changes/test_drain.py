@@ -6,7 +6,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos.scheduler_pb2 import END_LOST_NODE, PROFILING, QUEUED, SUCCEEDED, DrainNodeRequest
+from protos.scheduler_pb2 import (
+    END_LOST_NODE,
+    PROFILING,
+    QUEUED,
+    SUCCEEDED,
+    DrainNodeRequest,
+    JobRequest,
+)
+from scheduler.runs.changes import drain
 from tests.scheduler.stub_node import BATCH, Service, StubNode, serving
 from tests.waiting import wait_until
 
@@ -43,6 +51,26 @@ def test_it_leaves_with_a_cut_that_has_all_it_had_and_goes_on_elsewhere(service:
         assert service.end("job").state == SUCCEEDED
 
 
+def test_workers_on_gpus_that_wait_for_a_cut_that_failed_begin_at_the_one_before(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "devices_of", lambda decision: ["cuda"])
+    node = service.node
+    service.submit(service.spec("job", retries=0))
+    first = node.worker("job", 1)
+    told = [service.cut("job", 10)]
+    node.report(first, told, step=14)
+    node.drain(ends_in_s=60.0)
+    wait_until(lambda: node.asked_to_pause, "it is told to take a cut and wait")
+    node.report(first, told, step=21, phase="paused")
+    wait_until(lambda: service.get("job").attempts, "the attempt ends")
+    (went,) = service.get("job").attempts
+    assert (went.end_reason, went.drained) == (END_LOST_NODE, True)
+    with StubNode(service.address, "another") as other:
+        assert other.worker("job", 2).resume == f"{service.directory}/output/job.cuts/10"
+    service.stub.CancelJob(JobRequest(job_id="job"), timeout=60)
+
+
 def test_a_node_that_ends_before_costs_no_retry_either(service: Service) -> None:
     node = service.node
     service.submit(service.spec("job", retries=0, every=""))
@@ -72,6 +100,17 @@ def test_a_job_that_is_about_to_end_is_let_be(service: Service) -> None:
     assert not node.asked_to_pause
     node.report(first, phase="done", step=40, samples=40 * BATCH, train_seconds=1.0)
     assert (service.end("job").state, len(service.get("job").attempts)) == (SUCCEEDED, 0)
+
+
+def test_a_node_in_the_place_of_one_that_was_to_drain_stays(service: Service) -> None:
+    service.node.beat()
+    asked = DrainNodeRequest(node_id="stub", notice_s=90.0)
+    service.stub.DrainNode(asked, timeout=20)
+    service.node.close()  # it dies before it hears of it
+    with StubNode(service.address, "stub") as again:
+        for _ in range(2):
+            again.beat()
+            assert again.asked_to_drain == 0.0
 
 
 def test_a_node_is_told_to_drain_by_hand_until_it_says_that_it_does(service: Service) -> None:
