@@ -1,9 +1,12 @@
 """The benchmark of experts beyond memory: its rounds, and what is said of those that fail."""
 
+import re
 from pathlib import Path
 from typing import Any
 
-from bench.beyond.tables import tables
+import pytest
+
+from bench.beyond.tables import BEGIN, END, put, tables
 from bench.beyond.turns import Contestant
 
 DISK = [1e9, 3e9]
@@ -60,6 +63,34 @@ def test_ours_that_fails_is_shown_as_failed_and_compared_with_none():
     assert "ring failed" not in tables({"ring": {"64/2": ring | {"auto": "ring"}}})
     ring["turns"]["ring"] = ring["turns"]["cache"]
     assert "ring failed: ended with 1: no" in tables({"ring": {"64/2": ring}})
+
+
+def test_a_page_has_what_was_measured_between_its_marks():
+    result = decode() | {
+        "machine": {"processor": "P", "cores": 2},
+        "versions": {"torch": "1"},
+        "model_bytes": 768 << 20,
+        "date": "2026-01-01",
+        "capped": True,
+        "not_run": {"other": "why"},
+    }
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    made = put(page, result)
+    assert made.startswith(f"before\n{BEGIN}\n\nP, 2 cores; torch 1; a model of 768 MiB")
+    assert made.endswith(f"\n{END}\nafter\n")
+    assert "old" not in made
+    assert put(made, result) == made
+    with pytest.raises(ValueError, match=re.escape(BEGIN)):
+        put("before", result)
+
+
+def test_training_is_shown_beside_what_the_disk_allows():
+    one = {"resident": 1.0, "seconds": 4.0, "read": 4e9, "written": 1e9}
+    one |= {"disk": [2e9, 2e9], "disk_writes": [1e9, 1e9]}
+    found = {"memory": 1 << 20, "batch": 8, "rounds": [one] * 3, "equal": True}
+    assert "| 4000 / 1000 | 75% (75% to 75%) | equal |" in tables({"train": found})
+    assert "different" in tables({"train": found | {"equal": False}})
+    assert tables({"train": {"rounds": []}}) == ""
 
 
 def test_other_bits_in_one_round_are_told():
