@@ -12,6 +12,7 @@ from workers.offload.residents import Residents
 from workers.offload.store import Guess, Ready, Store
 
 _FADES = 1 / 32  # the share of the latest guess in how often guesses are right
+_LEFT_AHEAD = 4  # parts that who reads ahead and who waits read by themselves: both are awake
 _WORTH = 0.5  # how often they must be: a wrong one holds up others for a part of a read
 
 
@@ -88,13 +89,13 @@ class Cache(Store):
         self._stats.hits, self._stats.misses = self._residents.hits, self._residents.misses
 
     def _begin(self, layer: int, key: int, slot: int, own: bool) -> None:
-        """Have it read; `own`: the last part of it by who waits for it."""
+        """Have it read; `own`: a last part of it by who waits for it."""
         if key in self._ahead:
             place, read = self._ahead.pop(key)
             self._spare.append((self._place[slot], None))
             self._place[slot] = place
             self._stats.ahead += 1
-            self.readers.hurry(read, leave=own)
+            self.readers.hurry(read, leave=_LEFT_AHEAD * own)
         else:
             read = self._read(layer, key, self._place[slot])
             self.readers.begin(read, leave=own)

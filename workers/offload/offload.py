@@ -232,10 +232,11 @@ class _Outside:
         with closing(self._store.arrivals(self._index, wanted, guess)) as arrivals:
             for ready in arrivals:
                 if at_once is not None:
-                    places = torch.full((self._at.experts,), -1)
+                    places = [-1] * self._at.experts
                     for e, place in ready.places.items():
                         places[e] = place
-                    ops.grouped_ffn_at(rows, offsets, places, ready.memory, at_once, out)
+                    at = torch.tensor(places)
+                    ops.grouped_ffn_at(rows, offsets, at, ready.memory, at_once, out)
                     continue
                 for e, place in ready.places.items():
                     extent = ready.memory[place]
@@ -253,8 +254,12 @@ class _Outside:
         index, layer = self._following
         if rows.shape[1] != layer.dim or len(rows) == 0:
             return []
-        most = min(layer.num_experts, len(rows) // self._layer.k * layer.k)
-        likely = layer.gate.guess(rows).sum(dim=0).topk(most)
+        tokens = len(rows) // self._layer.k
+        if tokens == 1:  # whose rows are all the same
+            likely = layer.gate.guess(rows[:1])[0].topk(layer.k)
+        else:
+            most = min(layer.num_experts, tokens * layer.k)
+            likely = layer.gate.guess(rows).sum(dim=0).topk(most)
         return [(index, e) for e in likely.indices.tolist()]
 
     def _at_once(self, rows: Tensor) -> ops.FfnAt | None:

@@ -88,9 +88,9 @@ class Readers(Closing):
             self._asked.put((read, part))
 
     def work(self, read: Read) -> None:
-        """Read what has not begun of it: who would wait for it anyway need not be woken."""
+        """Read a part that has not begun: who would wait for it anyway need not be woken."""
         begin = perf_counter()
-        while (part := _next(read)) is not None:
+        if (part := _next(read)) is not None:
             self._read(read, part)
         self.waited += perf_counter() - begin
 
