@@ -22,6 +22,7 @@ from chassis.files import replace_file
 from protos.naming import table_prefix
 from workers.model.dense_part import DensePart, dense_part
 from workers.model.entry import ModelError
+from workers.model.hugging_face import HuggingFace
 from workers.model.inputs import ALWAYS, arguments_of
 from workers.model.predict import ONLY, predictor_of
 from workers.model.saved import Saved, opened
@@ -30,6 +31,10 @@ TORCH, ONNX = "torch", "onnx"
 _SAMPLES = (3, 5)  # of the batches that it is traced with, and tried with
 _SEED = 0
 _TOLERANCE = 1e-4  # of other kernels for the same arithmetic
+_OF_TRANSFORMERS = (
+    "expected a model that it can follow, or heterps.load(…).model.save_pretrained(folder), which "
+    "the exporters for transformers read"
+)
 
 
 class ExportError(ModelError):
@@ -78,8 +83,14 @@ def export(saved: Saved, kind: str, target: Path, sample: str = "") -> Exported:
     partial = target.with_name(f".{target.stem}.partial-{os.getpid()}{target.suffix}")
     try:
         write: Callable[..., Callable[..., Any]] = _write_onnx if kind == ONNX else _write_torch
-        run = write(part, _arguments(part, model, batches[0]), partial)
-        outputs = _check(model, part, batches[1], run, f"{kind}: {target}")
+        arguments = _arguments(part, model, batches[0])
+        try:
+            run = write(part, arguments, partial)
+            outputs = _check(model, part, batches[1], run, f"{kind}: {target}")
+        except ExportError as error:
+            if not isinstance(model, HuggingFace):
+                raise
+            raise ExportError(f"{error}; {_OF_TRANSFORMERS}") from error
         tables = ""
         target.unlink(missing_ok=True)  # an older one goes with other rows
         if any(one.table for one in part.inputs):

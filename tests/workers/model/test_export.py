@@ -11,7 +11,7 @@ import torch
 
 import heterps
 from heterps import cli
-from protos.job_pb2 import JobSpec
+from protos.job_pb2 import ColumnSpec, JobSpec
 from protos.naming import table_prefix
 from ps import LocalTable
 from ps.local.table import save_checkpoint
@@ -93,16 +93,47 @@ class Model(nn.Module):
 """
 
 
-def test_pictures_are_made_up_as_models_take_them(tmp_path):
-    (tmp_path / "model.py").write_text(PICTURES)
-    job = JobSpec(directory=str(tmp_path))
+def save_without_tables(folder, text, **column):
+    """A model of one input, the only one of its columns."""
+    (folder / "model.py").write_text(text)
+    job = JobSpec(directory=str(folder))
     job.model.entry, job.data.label = "model.py:Model", "y"
-    job.data.columns["picture"].type = "image"
-    job.data.columns["picture"].shape.extend([3, 4, 4])
-    saved = SavedModel(str(tmp_path / "out"))
+    job.data.columns["picture"].CopyFrom(ColumnSpec(**column))
+    saved = SavedModel(str(folder / "out"))
     saved.write_stage(0, job_model(job).state_dict())
     save_checkpoint(saved.tables, [])
     saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
+
+
+BY_VALUES = """
+import heterps
+from torch import nn
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 1)
+
+    def forward(self, picture, return_dict=None):
+        return {"logits": self.head(picture if float(picture.sum()) > 0 else -picture)}
+
+def Model():
+    return heterps.HuggingFace(Inner())
+"""
+
+
+def test_what_cannot_be_exported_of_transformers_has_another_way(tmp_path, capsys):
+    save_without_tables(tmp_path, BY_VALUES, type="floats", length=2)
+    target = tmp_path / "model.pt2"
+    assert cli.main(["export", str(tmp_path / "out"), "--torch", str(target)]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "torch.export: " in told
+    assert "save_pretrained(folder), which the exporters for transformers read" in told
+    assert not target.exists()
+
+
+def test_pictures_are_made_up_as_models_take_them(tmp_path):
+    save_without_tables(tmp_path, PICTURES, type="image", shape=[3, 4, 4])
     target = tmp_path / "model.pt2"
     assert cli.main(["export", str(tmp_path / "out"), "--torch", str(target)]) == 0
     pictures = torch.rand(7, 3, 4, 4)
