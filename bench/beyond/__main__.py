@@ -31,7 +31,7 @@ from bench.beyond import training
 from bench.beyond.contestants import NAMES, PLAIN, Big, as_modules, files
 from bench.beyond.shakespeare import EXPERTS, LAYERS
 from bench.beyond.tables import put, tables
-from bench.beyond.turns import Contestant, Disk, can_cap, enter
+from bench.beyond.turns import THREADS, Contestant, Disk, can_cap, enter
 from bench.pages import DOCS, RESULTS, machine, versions, write
 from heterps import pack_experts
 from workers.offload.replay import REPLAYED, replay
@@ -106,7 +106,7 @@ def _decode(sitting: Sitting, share: int, one: dict[str, Any]) -> bool:
     disk = Disk(sitting.work)
     later = dict.fromkeys(RIVALS, first + WARM - WARM_RIVALS)
     field = enter(list(turns), sitting.work, slots * SIZE, first=first, later=later)
-    one["slots"] = slots
+    one["slots"], one["threads"] = slots, THREADS
     one["resident_pages"] = {name: each.resident_before for name, each in field.items()}
     for name, each in field.items():
         each.run(WARM_RIVALS if name in RIVALS else WARM)
@@ -163,6 +163,7 @@ def _ring(sitting: Sitting, one: dict[str, Any]) -> bool:
     disk, memory = Disk(sitting.work), LAYERS * EXPERTS // one["share"] * SIZE
     auto = Contestant("auto", sitting.work, memory, batch)
     auto.ready()
+    one["threads"] = THREADS
     one["auto"], one["expected"] = auto.said.get("mode"), auto.said.get("expected", [])
     auto.close()
     field = enter(list(turns), sitting.work, memory, batch)

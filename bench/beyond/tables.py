@@ -56,7 +56,7 @@ def _decode(found: Mapping[str, Any]) -> str:
         plain = f"{ran[PLAIN]:.1f}" if PLAIN in ran else ""
         rows.append(
             [
-                f"1/{share}",
+                _label(share, one),
                 *(
                     f"{ran[name]:.1f}" if name in ran else f"failed: {_failed(turns[name])}"
                     for name in ("cache", *RIVALS, "resident")
@@ -88,7 +88,8 @@ def _bounds(found: Mapping[str, Any]) -> str:
             tokens = len(ours["seconds"])
             compute = sum(resident["seconds"]) / tokens
             speed = statistics.mean(ours["disk"])
-            read = ours["stats"]["bytes_read"] / tokens / speed
+            missed = ours["stats"]["bytes_read"] - ours["stats"]["bytes_wasted"]
+            read = missed / tokens / speed
             taken = sum(ours["seconds"]) / tokens
             shares.append(max(compute, read) / taken)
             # What was not waited for a read: computing, and all bookkeeping.
@@ -98,7 +99,7 @@ def _bounds(found: Mapping[str, Any]) -> str:
         if shares:
             rows.append(
                 [
-                    f"1/{share}",
+                    _label(share, one),
                     f"{statistics.median(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})",
                     f"{statistics.median(computing):.0%}",
                     f"{statistics.median(reading):.0%}",
@@ -119,7 +120,7 @@ def _hits(found: Mapping[str, Any]) -> str:
         # Missed by the run; beside it what other policies had missed on the same calls.
         rows.append(
             [
-                f"1/{share}",
+                _label(share, one),
                 f"{misses} of {hits + misses}",
                 *(str(replayed[policy]) for policy in policies),
             ]
@@ -150,7 +151,7 @@ def _ring(found: Mapping[str, Any]) -> str:
         rows.append(
             [
                 str(one["batch"]),
-                f"1/{one['share']}",
+                _label(str(one["share"]), one),
                 *(f"{1e3 * medians[name]:.0f}" for name in ("ring", "cache", "resident")),
                 f"{statistics.median(shares):.0%}",
                 f"{one['auto']}, {medians[one['auto']] / medians[better] - 1:.0%} off the better",
@@ -199,6 +200,12 @@ def _over(one: Mapping[str, Any]) -> str:
 
 def _by_share(found: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return sorted(found.items(), key=lambda item: int(item[0]))
+
+
+def _label(share: str, one: Mapping[str, Any]) -> str:
+    """What was measured, and by how much."""
+    rounds = len(one["turns"]["resident"])
+    return f"1/{share}, threads {one['threads']}, rounds {rounds}"
 
 
 def _failed(turns: Iterable[Mapping[str, Any]]) -> str:

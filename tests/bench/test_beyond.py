@@ -13,7 +13,14 @@ DISK = [1e9, 3e9]
 
 
 def turn(milliseconds: list[int], digest: str = "a", **stats: float) -> dict[str, Any]:
-    told = {"hits": 3, "misses": 1, "bytes_read": 4e7, "waited": 0.005, "disk_busy": 0.03}
+    told = {
+        "hits": 3,
+        "misses": 1,
+        "bytes_read": 5e7,
+        "bytes_wasted": 1e7,
+        "waited": 0.005,
+        "disk_busy": 0.03,
+    }
     return {
         "seconds": [one / 1e3 for one in milliseconds],
         "digest": digest,
@@ -26,6 +33,7 @@ def decode() -> dict[str, Any]:
     return {
         "decode": {
             "8": {
+                "threads": 1,
                 "turns": {
                     "resident": [turn([10, 10]), turn([10, 10], "b")],
                     "cache": [turn([20, 20]), turn([25, 25], "b")],
@@ -42,8 +50,10 @@ def decode() -> dict[str, Any]:
 def test_ours_is_compared_with_the_best_of_those_that_ran():
     shown = tables(decode())
     # 40 MB in two forwards at 2 GB/s are 10 ms each, as long as computing takes.
-    assert "| 1/8 | 45% (40% to 50%) | 51% | 32% | 2000 (2000 to 2000) |" in shown
-    assert "| 1/8 | 2 of 8 | 4 | 1 |" in shown
+    assert (
+        "| 1/8, threads 1, rounds 2 | 45% (40% to 50%) | 51% | 32% | 2000 (2000 to 2000) |" in shown
+    )
+    assert "| 1/8, threads 1, rounds 2 | 2 of 8 | 4 | 1 |" in shown
     assert "| 100.0 |  | **1.1 ×** (accelerate) | 25 / 25 | equal |" in shown
     found = decode()
     found["decode"]["8"]["turns"]["accelerate"][1] = {"failed": "killed for memory", "disk": DISK}
@@ -59,7 +69,13 @@ def test_ours_that_fails_is_shown_as_failed_and_compared_with_none():
     assert "| failed: ended with 1: no | 4.7 |" in shown
     assert "×" not in shown
     assert "not compared" in shown
-    ring = {"batch": 64, "share": 2, "turns": found["decode"]["8"]["turns"], "expected": []}
+    ring = {
+        "batch": 64,
+        "share": 2,
+        "threads": 1,
+        "turns": found["decode"]["8"]["turns"],
+        "expected": [],
+    }
     assert "ring failed" not in tables({"ring": {"64/2": ring | {"auto": "ring"}}})
     ring["turns"]["ring"] = ring["turns"]["cache"]
     assert "ring failed: ended with 1: no" in tables({"ring": {"64/2": ring}})
