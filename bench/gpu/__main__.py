@@ -43,8 +43,12 @@ def main() -> int:
         parser.error(
             f"--stages: {', '.join(sorted(unknown))}: expected some of {', '.join(STAGES)}"
         )
-    if not options.emulated and not stages.gpu_name():
-        parser.error("no GPU is here: --emulated runs every stage without one")
+    missing = [] if options.emulated else stages.missing()
+    if missing:
+        needs = "".join(f"\n  - {each}" for each in missing)
+        parser.error(
+            f"what this needs and is not here:{needs}\n--emulated runs every stage without"
+        )
     place = stages.Place(options.emulated)
     results: dict[str, dict[str, Any]] = {}
     for name in options.stages.split(","):

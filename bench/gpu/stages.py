@@ -41,6 +41,24 @@ def gpu_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
+def missing() -> list[str]:
+    """What a GPU stage needs that is not here, in words."""
+    import torch
+
+    wanted = []
+    if torch.version.cuda is None:
+        wanted.append(
+            f"a torch with CUDA (this is {torch.__version__}): make clean, TORCH=torch make setup"
+        )
+    if not torch.cuda.is_available():
+        wanted.append("an NVIDIA GPU, of Ampere or later, and its driver")
+    elif torch.cuda.get_device_capability() < (8, 0):
+        wanted.append(f"a GPU of Ampere or later (this is a {torch.cuda.get_device_name()})")
+    if not (shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")):
+        wanted.append("nvcc, of CUDA 12.0 or later")
+    return wanted
+
+
 def _run(
     command: Sequence[str | Path], environment: dict[str, str] | None = None
 ) -> dict[str, Any]:

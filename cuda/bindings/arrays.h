@@ -1,9 +1,9 @@
 // What the bindings share: destination-passing (the caller allocates the outputs), arrays of any
-// framework that speaks DLPack, nothing converted or copied, the GIL released while an op works.
+// framework that speaks DLPack (borrowed.h), nothing converted or copied, the GIL released while an
+// op works.
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
 #include <cstdint>
@@ -12,15 +12,15 @@
 #include <string>
 #include <type_traits>
 
+#include "borrowed.h"
 #include "heterps/dtype.h"
 
-namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace heterps {
 
-using Input = nb::ndarray<nb::ro>;
-using Output = nb::ndarray<>;
+using Input = Borrowed<false>;
+using Output = Borrowed<true>;
 
 // The lowest capability of a device that the kernels are built for, major * 10 + minor; 0: none.
 #ifdef HETERPS_WITH_CUDA

@@ -64,4 +64,6 @@ def test_without_a_gpu_it_says_so() -> None:
         command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 2
-    assert "no GPU is here" in done.stderr
+    assert "an NVIDIA GPU, of Ampere or later" in done.stderr
+    assert (torch.version.cuda is None) == ("a torch with CUDA" in done.stderr)
+    assert "--emulated runs every stage without" in done.stderr

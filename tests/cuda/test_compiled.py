@@ -1,4 +1,7 @@
-"""Every op is traced by torch.compile without a break, and computes the same."""
+"""Every op is traced by torch.compile without a break, and captured as a CUDA graph.
+
+That kernels may be captured is seen on an emulated GPU too (`emulate/driver/check.h::enqueued`).
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +26,7 @@ def same(mine: Any, theirs: Any) -> None:
 
 def layer(x: Tensor, router: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
     """A mixture of experts of the ops alone."""
-    logits = x @ router
+    logits = (x @ router).float()
     routing = ops.route(logits.detach(), 2)
     weights = logits.gather(1, routing.chosen.long()).softmax(dim=1)
     rows = ops.grouped_ffn(ops.gather_rows(x, routing), routing.offsets, w1, w2, "swiglu")
@@ -76,3 +79,29 @@ def test_rows_of_eight_bits(device: str) -> None:
 
     x = torch.randn(5, 9, device=device)
     same([compiled(there_and_back)(x)], [there_and_back(x)])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a torch without CUDA")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_layer_is_a_graph_where_there_are_as_many_tokens(dtype: torch.dtype) -> None:
+    sizes = ((64, 16), (16, 4), (4, 16, 32), (4, 16, 16))
+    inputs = [torch.randn(*size).to("cuda", dtype).requires_grad_() for size in sizes]
+
+    def step() -> list[Tensor]:
+        out = layer(*inputs)
+        return [out, *torch.autograd.grad(out.sum(), inputs)]
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for _ in range(3):  # which route otherwise
+        with torch.no_grad():
+            for tensor in inputs:
+                tensor.copy_(torch.randn_like(tensor))
+        graph.replay()
+        same(captured, step())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from workers.ops import _ops
+from workers.ops import _ops, row_cache
 from workers.ops.row_cache import RowCache
 
 
@@ -67,6 +67,18 @@ def test_row_cache_keeps_its_rules(
     assert dict(zip(slots.tolist(), keys.tolist(), strict=True)) == {
         slot: entry[0] for slot, entry in plain.slots.items()
     }
+
+
+def test_opcheck(native_device: str) -> None:
+    cache = RowCache(12, 2, ways=4, device=native_device)
+    cache.admit(torch.tensor([3, 5, 8]).to(native_device))
+    cache.advance()
+    keys = torch.tensor([5, 4, 9]).to(native_device)
+    state = cache.keys, cache.used, cache.score, cache.ways, cache.lfu, cache.tick, keys
+    torch.library.opcheck(row_cache._find, state)
+    sets = torch.empty(3, dtype=torch.int64)
+    _ops.row_cache_set(keys.cpu(), cache.sets, sets)
+    torch.library.opcheck(row_cache._admit, (*state, sets.argsort().to(native_device)))
 
 
 def test_row_cache_refuses() -> None:

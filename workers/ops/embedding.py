@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workers.ops import _ops
-from workers.ops.native import native, native_for, stream
+from workers.ops.native import device_of, native, native_for, stream
 from workers.uncompiled import operation
 
 Rule = Literal["sgd", "adagrad", "rowwise_adagrad"]
@@ -34,7 +34,7 @@ def _pool(table: Tensor, ids: Tensor, offsets: Tensor, scale: Tensor | None) -> 
         out = rows.new_zeros((len(offsets) - 1, table.shape[1]))
         return out.index_add(0, _bags(ids, offsets), rows).to(table.dtype)
     out = table.new_empty((len(offsets) - 1, table.shape[1]))
-    with torch.cuda.device_of(table):
+    with device_of(table):
         _ops.embedding_pool(
             native(table),
             native(ids),
@@ -66,7 +66,7 @@ def _segments(
         first = torch.searchsorted(ordered, ordered)
         return ordered, torch.zeros_like(parts).index_add(0, first, parts).to(grad.dtype)
     out = grad.new_empty((len(ids), grad.shape[1]))
-    with torch.cuda.device_of(grad):
+    with device_of(grad):
         _ops.embedding_segments(
             native(grad),
             ordered,
@@ -106,7 +106,7 @@ def _update(
     if not table.is_contiguous() or (state is not None and not state.is_contiguous()):
         raise ValueError("embedding_update: table and state: expected contiguous tensors")
     ordered, source = ids.sort(stable=True)
-    with torch.cuda.device_of(table):
+    with device_of(table):
         _ops.embedding_update(
             native(grad),
             ordered,

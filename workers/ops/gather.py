@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workers.ops import _ops
-from workers.ops.native import native, native_for, stream
+from workers.ops.native import device_of, native, native_for, stream
 from workers.ops.route import Routing
 from workers.uncompiled import operation
 
@@ -35,7 +35,7 @@ def _gather_rows(
             return rows
         return (rows * weights.reshape(-1)[order].unsqueeze(1)).to(x.dtype)
     rows = x.new_empty((len(order), x.shape[1]))
-    with torch.cuda.device_of(x):
+    with device_of(x):
         _ops.gather_rows(
             native(x),
             _native_weights(weights, x),
@@ -77,7 +77,7 @@ def _gather_sum(
             picked = picked * weights.unsqueeze(2)
         return picked.sum(dim=1).to(rows.dtype)
     x = rows.new_empty((tokens, rows.shape[1]))
-    with torch.cuda.device_of(rows):
+    with device_of(rows):
         _ops.gather_sum(
             native(rows),
             _native_weights(weights, rows),
@@ -115,7 +115,7 @@ def _gather_dot(x: Tensor, rows: Tensor, inverse: Tensor, order: Tensor, k: int)
         picked = _picked(rows, inverse, k)
         return (x.unsqueeze(1).to(dtype) * picked.to(dtype)).sum(dim=2)
     weights = rows.new_empty((len(inverse) // k, k), dtype=dtype)
-    with torch.cuda.device_of(rows):
+    with device_of(rows):
         _ops.gather_dot(
             native(x),
             native(rows),

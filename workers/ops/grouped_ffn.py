@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workers.ops import _ops
-from workers.ops.native import native, native_for, on_cuda, stream
+from workers.ops.native import device_of, native, native_for, on_cuda, stream
 from workers.uncompiled import operation
 
 ACTIVATIONS = ("gelu", "relu", "silu", "swiglu")  # in the order of the native enumeration
@@ -94,7 +94,7 @@ def _grouped_ffn(
     act = rows.new_empty((len(rows), w2.shape[1])) if on_cuda(rows) else None
     if on_cuda(rows) and not keep:
         pre = rows.new_empty((len(rows), w1.shape[2]))
-    with torch.cuda.device_of(rows):
+    with device_of(rows):
         _ops.grouped_ffn(
             native(rows),
             native(offsets),
@@ -148,7 +148,7 @@ def _grouped_ffn_backward(
     gradients: tuple[Tensor, Tensor, Tensor] = _backward_empty(
         grad, rows, offsets, pre, w1, w2, activation, of_rows, of_weights
     )
-    with torch.cuda.device_of(rows):
+    with device_of(rows):
         _ops.grouped_ffn_backward(
             native(grad),
             native(rows),

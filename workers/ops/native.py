@@ -7,6 +7,8 @@ says which. To build the kernels, install where nvcc and an NVIDIA GPU are prese
 CMake option HETERPS_CUDA=ON.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -37,7 +39,15 @@ def on_cuda(tensor: Tensor) -> bool:
 
 def native(tensor: Tensor) -> Tensor:
     """The tensor as the kernels take it: in C order, without autograd, which DLPack refuses."""
-    return tensor.detach().contiguous()
+    return (tensor.detach() if tensor.requires_grad else tensor).contiguous()
+
+
+_ANY = nullcontext()
+
+
+def device_of(tensor: Tensor) -> AbstractContextManager[object]:
+    """In it kernels are launched on the GPU of this tensor; nothing for one on a CPU."""
+    return torch.cuda.device_of(tensor) if tensor.is_cuda else _ANY
 
 
 def stream(tensor: Tensor) -> int:

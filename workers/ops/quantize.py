@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workers.ops import _ops
-from workers.ops.native import native, native_for, stream
+from workers.ops.native import device_of, native, native_for, stream
 from workers.uncompiled import operation
 
 FORMATS = ("int8", "float16")
@@ -29,7 +29,7 @@ def _quantize_rows(x: Tensor, form: str) -> tuple[Tensor, Tensor]:
         return x.clamp(-_LARGEST, _LARGEST).half(), x.new_empty(0)
     if native_for(x):
         values, scales = _quantize_empty(x, form)
-        with torch.cuda.device_of(x):
+        with device_of(x):
             _ops.quantize_rows(native(x), values, scales, stream(x), torch.get_num_threads())
         return values, scales
     most = x.abs().amax(dim=1) if x.shape[1] else x.new_zeros(len(x))
@@ -57,7 +57,7 @@ def _dequantize_rows(values: Tensor, scales: Tensor) -> Tensor:
     x = scales.new_empty(values.shape)
     if not native_for(x):
         return values * scales.unsqueeze(1)
-    with torch.cuda.device_of(x):
+    with device_of(x):
         _ops.dequantize_rows(native(values), native(scales), x, stream(x), torch.get_num_threads())
     return x
 

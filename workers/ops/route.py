@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workers.ops import _ops
-from workers.ops.native import native, native_for, on_cuda, stream
+from workers.ops.native import device_of, native, native_for, on_cuda, stream
 from workers.uncompiled import operation
 
 
@@ -32,7 +32,7 @@ def _route(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if on_cuda(logits):
         size = _ops.route_workspace(tokens * k, experts)
         workspace = torch.empty(size, dtype=torch.int64, device=logits.device)
-        with torch.cuda.device_of(logits):
+        with device_of(logits):
             _ops.route(
                 native(logits), k, chosen, order, inverse, offsets, workspace, stream(logits)
             )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workers.ops import _ops
-from workers.ops.native import native_for, stream
+from workers.ops.native import device_of, native_for, stream
 from workers.uncompiled import operation
 
 Policy = Literal["lru", "lfu"]
@@ -24,7 +24,7 @@ def _find(
     cache_keys: Tensor, used: Tensor, score: Tensor, ways: int, lfu: bool, tick: int, keys: Tensor
 ) -> Tensor:
     slots = torch.empty_like(keys)
-    with torch.cuda.device_of(keys):
+    with device_of(keys):
         _ops.row_cache_find(
             cache_keys,
             used,
@@ -60,7 +60,7 @@ def _admit(
 ) -> tuple[Tensor, Tensor, Tensor]:
     slots, left = torch.empty_like(keys), torch.empty_like(keys)
     evicted = torch.empty_like(keys, dtype=torch.uint8)
-    with torch.cuda.device_of(keys):
+    with device_of(keys):
         _ops.row_cache_admit(
             cache_keys,
             used,

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -86,6 +87,8 @@ Fiber* caller = nullptr;
 int running = -1;
 std::string error;
 std::set<std::string> ran;
+bool capturing = false;
+std::vector<std::function<void()>> graph;
 void (*kernel_thread)(void*) = nullptr;
 void* kernel = nullptr;
 char begun, ended;  // places for `leave` and `enter`
@@ -260,6 +263,21 @@ void* shared_memory(const void* variable, size_t size, size_t alignment) {
     std::memset(memory, block->poison, size);
   }
   return memory;
+}
+
+void enqueue(std::function<void()> work) {
+  if (capturing) {
+    graph.push_back(std::move(work));
+  } else {
+    work();
+  }
+}
+
+void begin_capture() { capturing = true; }
+
+std::vector<std::function<void()>> end_capture() {
+  capturing = false;
+  return std::exchange(graph, {});
 }
 
 std::string launched() {

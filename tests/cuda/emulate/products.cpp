@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "device.h"
 #include "heterps/grouped_product.h"
 
 namespace heterps {
@@ -52,11 +53,13 @@ int64_t product_workspace_sm90(int64_t) { return kScratch; }
 
 void product_sm90(ProductKind kind, DType dtype, int64_t groups, const GroupArrays& arrays, void*,
                   void*) {
-  if (dtype == DType::kFloat16) {
-    run<__half>(kind, groups, arrays);
-  } else {
-    run<__nv_bfloat16>(kind, groups, arrays);
-  }
+  emulate::enqueue([=] {
+    if (dtype == DType::kFloat16) {
+      run<__half>(kind, groups, arrays);
+    } else {
+      run<__nv_bfloat16>(kind, groups, arrays);
+    }
+  });
 }
 
 }  // namespace heterps

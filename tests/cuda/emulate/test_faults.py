@@ -121,6 +121,13 @@ FAULTS = {
     ),
     "a way too many": Fault("row_cache", CACHE, "lane < cache.ways", "lane <= cache.ways"),
     "a set that two threads admit to": Fault("row_cache", CACHE, "p > 0 && ", "p > 99 && "),
+    # Graphs.
+    "a host that looks at offsets": Fault(
+        "grouped_ffn",
+        "src/grouped_ffn.cu",
+        "if (shape.rows == 0 || shape.dim == 0) return;",
+        "if (arrays.offsets[shape.groups] != shape.rows || shape.dim == 0) return;",
+    ),
     # What the products of Hopper are told, and the steps between them.
     "groups that begin elsewhere": Fault("grouped_ffn", PRODUCT, "first * depth", "e * depth"),
     "weights of an empty group that are left": Fault(

@@ -94,9 +94,9 @@ def test_translation_keeps_lines() -> None:
     assert len(lines) == len(KERNEL.splitlines())
     assert lines[1] == "  auto& tile = emulate::shared<int[kTile]>([] {});"
     assert lines[2] == ""
-    assert lines[6].startswith('  emulate::launch("add", dim3(1, 2), 64, [&] { add(')
+    assert lines[6].startswith('  emulate::launch("add", dim3(1, 2), 64, [=] { add(')
     assert lines[7].endswith("x, g(1)); }, static_cast<cudaStream_t>(stream))")
-    assert lines[9] == '  emulate::launch("both", n, 32, [&] { both<T, 4>(x); });'
+    assert lines[9] == '  emulate::launch("both", n, 32, [=] { both<T, 4>(x); });'
 
 
 @pytest.mark.parametrize(

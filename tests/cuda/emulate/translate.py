@@ -108,7 +108,7 @@ def _launches(code: str, text: str, name: str) -> list[tuple[int, int, str]]:
         stream = f", {settings[3].strip()}" if len(settings) == 4 else ""
         new = (
             f'emulate::launch("{bare}", {settings[0].strip()}, {settings[1].strip()}, '
-            f"[&] {{ {kernel}({arguments}); }}{stream})"
+            f"[=] {{ {kernel}({arguments}); }}{stream})"
         )
         edits.append((begin, end + 1, new))
     return edits

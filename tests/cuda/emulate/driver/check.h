@@ -12,7 +12,9 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "cuda_runtime.h"
 #include "heterps/dtype.h"
 #include "heterps/half.h"
 
@@ -113,6 +115,44 @@ void same(const Array<T>& got, const Array<T>& wanted, double tolerance, const s
                              std::to_string(wanted.size()) + " is " + std::to_string(a) +
                              ", expected " + std::to_string(b));
   }
+}
+
+// What an array holds, which nobody but a kernel may see until it is restored.
+class Hidden {
+ public:
+  template <typename T>
+  explicit Hidden(const Array<T>& array)
+      : at_(const_cast<T*>(array.data())), kept_(array.size() * sizeof(T)) {
+    if (kept_.empty()) return;
+    std::memcpy(kept_.data(), at_, kept_.size());
+    std::memset(at_, 0xa5, kept_.size());
+  }
+  void restore() const {
+    if (!kept_.empty()) std::memcpy(at_, kept_.data(), kept_.size());
+  }
+
+ private:
+  void* at_;
+  std::vector<char> kept_;
+};
+
+// Calls `work`, which enqueues kernels. At times as CUDA graphs are made: it is captured before the
+// arrays that the kernels read hold what they do when it is replayed.
+template <typename Work, typename... T>
+void enqueued(const Work& work, const Array<T>&... read) {
+  if (maybe(2)) return work();
+  const Hidden hidden[] = {Hidden(read)...};
+  emulate::begin_capture();
+  try {
+    work();
+  } catch (...) {
+    emulate::end_capture();
+    throw;
+  }
+  const auto graph = emulate::end_capture();
+  for (const Hidden& each : hidden) each.restore();
+  for (const auto& step : graph) step();
+  if (cudaGetLastError() != cudaSuccess) throw std::runtime_error("a graph that cannot be run");
 }
 
 // Calls `work` with a null pointer of each element type, its DType and a tolerance.

@@ -32,13 +32,15 @@ void fuzz_embedding() {
     const PoolInputs in{ids.data(), offsets.data(), scale};
     Array<T> out(bags * dim, below(2)), out_cpu(bags * dim);
     embedding_pool_cpu(shape, dtype, in, table.data(), out_cpu.data(), 1);
-    embedding_pool_cuda(shape, dtype, in, table.data(), out.data(), nullptr);
+    enqueued([&] { embedding_pool_cuda(shape, dtype, in, table.data(), out.data(), nullptr); }, ids,
+             offsets, weights, table);
     same(out, out_cpu, 0, "embedding_pool");
 
     const SegmentInputs segments{sorted.data(), source.data(), bag.data(), scale, grad.data()};
     Array<T> sums(n * dim), sums_cpu(n * dim);
     embedding_segments_cpu(shape, dtype, segments, sums_cpu.data(), 1);
-    embedding_segments_cuda(shape, dtype, segments, sums.data(), nullptr);
+    enqueued([&] { embedding_segments_cuda(shape, dtype, segments, sums.data(), nullptr); }, sorted,
+             source, bag, weights, grad);
     same(sums, sums_cpu, 0, "embedding_segments");
 
     for (RowRule rule : {RowRule::kSgd, RowRule::kAdagrad, RowRule::kRowwiseAdagrad}) {
@@ -48,7 +50,12 @@ void fuzz_embedding() {
       Array<S> state_cpu(state);
       const RowOptimizer optimizer{rule, 0.5, 1e-8};
       embedding_update_cpu(shape, dtype, segments, optimizer, theirs.data(), state_cpu.data(), 1);
-      embedding_update_cuda(shape, dtype, segments, optimizer, mine.data(), state.data(), nullptr);
+      enqueued(
+          [&] {
+            embedding_update_cuda(shape, dtype, segments, optimizer, mine.data(), state.data(),
+                                  nullptr);
+          },
+          sorted, source, bag, weights, grad, mine, state);
       same(mine, theirs, tolerance, "embedding_update: table");
       same(state, state_cpu, std::is_same_v<T, double> ? 1e-13 : 1e-5, "embedding_update: state");
     }

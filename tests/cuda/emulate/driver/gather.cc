@@ -22,17 +22,25 @@ void fuzz_gather() {
 
     Array<T> out(rows * dim, below(2)), out_cpu(rows * dim);
     gather_rows_cpu(shape, dtype, x.data(), w, order.data(), out_cpu.data(), 1);
-    gather_rows_cuda(shape, dtype, x.data(), w, order.data(), out.data(), nullptr);
+    enqueued(
+        [&] { gather_rows_cuda(shape, dtype, x.data(), w, order.data(), out.data(), nullptr); }, x,
+        weights, order);
     same(out, out_cpu, 0, "gather_rows");
 
     Array<T> sum(tokens * dim, below(2)), sum_cpu(tokens * dim);
     gather_sum_cpu(shape, dtype, y.data(), w, inverse.data(), sum_cpu.data(), 1);
-    gather_sum_cuda(shape, dtype, y.data(), w, inverse.data(), sum.data(), nullptr);
+    enqueued(
+        [&] { gather_sum_cuda(shape, dtype, y.data(), w, inverse.data(), sum.data(), nullptr); }, y,
+        weights, inverse);
     same(sum, sum_cpu, 0, "gather_sum");
 
     Array<S> dots(tokens * k), dots_cpu(tokens * k);
     gather_dot_cpu(shape, dtype, x.data(), y.data(), inverse.data(), dots_cpu.data(), 1);
-    gather_dot_cuda(shape, dtype, x.data(), y.data(), inverse.data(), dots.data(), nullptr);
+    enqueued(
+        [&] {
+          gather_dot_cuda(shape, dtype, x.data(), y.data(), inverse.data(), dots.data(), nullptr);
+        },
+        x, y, inverse);
     same(dots, dots_cpu, std::is_same_v<T, double> ? 1e-13 : 1e-5, "gather_dot");
   });
 }

@@ -55,7 +55,7 @@ void fuzz(DType dtype, double tolerance) {
   FfnArrays theirs = mine;
   theirs.pre = pre_cpu.data(), theirs.act = act_cpu.data(), theirs.out = out_cpu.data();
   grouped_ffn_cpu(shape, dtype, theirs, 1);
-  grouped_ffn_cuda(shape, dtype, mine, nullptr);
+  enqueued([&] { grouped_ffn_cuda(shape, dtype, mine, nullptr); }, x, offsets, w1, w2);
   act.check("grouped_ffn: act");
   same(pre, pre_cpu, tolerance, "grouped_ffn: pre");
   same(out, out_cpu, tolerance, "grouped_ffn: out");
@@ -69,8 +69,12 @@ void fuzz(DType dtype, double tolerance) {
   };
   grouped_ffn_backward_cpu(shape, dtype, theirs, gradients(pre_scratch, rows_cpu, w1_cpu, w2_cpu),
                            1);
-  grouped_ffn_backward_cuda(shape, dtype, mine, gradients(grad_pre, grad_rows, grad_w1, grad_w2),
-                            nullptr);
+  enqueued(
+      [&] {
+        grouped_ffn_backward_cuda(shape, dtype, mine,
+                                  gradients(grad_pre, grad_rows, grad_w1, grad_w2), nullptr);
+      },
+      x, offsets, w1, w2, grad, pre);
   grad_pre.check("grouped_ffn: scratch");
   if (wants_rows) same(grad_rows, rows_cpu, tolerance, "grouped_ffn: the gradient of rows");
   if (!wants_weights) return;

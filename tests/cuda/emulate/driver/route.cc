@@ -53,9 +53,13 @@ void fuzz_route() {
   Array<int64_t> workspace(route_workspace(pairs, experts));
   route_cpu({logits.data(), tokens, experts, k, chosen_cpu.data(), order_cpu.data(),
              inverse_cpu.data(), offsets_cpu.data()});
-  route_cuda({logits.data(), tokens, experts, k, chosen.data(), order.data(), inverse.data(),
-              offsets.data()},
-             workspace.data(), nullptr);
+  enqueued(
+      [&] {
+        route_cuda({logits.data(), tokens, experts, k, chosen.data(), order.data(), inverse.data(),
+                    offsets.data()},
+                   workspace.data(), nullptr);
+      },
+      logits);
   workspace.check("route: workspace");
   same(chosen, chosen_cpu, 0, "route: chosen");
   same(offsets, offsets_cpu, 0, "route: offsets");

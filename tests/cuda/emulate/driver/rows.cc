@@ -18,11 +18,12 @@ void fuzz_quantize() {
   Array<int8_t> q(rows * dim), q_cpu(rows * dim);
   Array<float> scale(rows), scale_cpu(rows), back(rows * dim), back_cpu(rows * dim);
   quantize_rows_cpu(rows, dim, x.data(), q_cpu.data(), scale_cpu.data(), 1);
-  quantize_rows_cuda(rows, dim, x.data(), q.data(), scale.data(), nullptr);
+  enqueued([&] { quantize_rows_cuda(rows, dim, x.data(), q.data(), scale.data(), nullptr); }, x);
   same(scale, scale_cpu, 0, "quantize_rows: scale");
   same(q, q_cpu, 0, "quantize_rows: q");
   dequantize_rows_cpu(rows, dim, q.data(), scale.data(), back_cpu.data(), 1);
-  dequantize_rows_cuda(rows, dim, q.data(), scale.data(), back.data(), nullptr);
+  enqueued([&] { dequantize_rows_cuda(rows, dim, q.data(), scale.data(), back.data(), nullptr); },
+           q, scale);
   same(back, back_cpu, 0, "dequantize_rows");
 }
 
@@ -45,7 +46,9 @@ void fuzz_row_cache() {
     const int64_t n = wanted.size();
     Array<int64_t> found(n), found_cpu(n);
     row_cache_find_cpu(twin, lfu, tick, n, wanted.data(), found_cpu.data(), 1);
-    row_cache_find_cuda(cache, lfu, tick, n, wanted.data(), found.data(), nullptr);
+    enqueued(
+        [&] { row_cache_find_cuda(cache, lfu, tick, n, wanted.data(), found.data(), nullptr); },
+        wanted, keys, used, score);
     same(found, found_cpu, 0, "row_cache_find");
 
     int64_t missing = 0;
@@ -62,8 +65,12 @@ void fuzz_row_cache() {
     });
     row_cache_admit_cpu(twin, lfu, tick, missing, absent.data(), order.data(), slots_cpu.data(),
                         left_cpu.data(), evicted_cpu.data(), 1);
-    row_cache_admit_cuda(cache, lfu, tick, missing, absent.data(), order.data(), slots.data(),
-                         left.data(), evicted.data(), nullptr);
+    enqueued(
+        [&] {
+          row_cache_admit_cuda(cache, lfu, tick, missing, absent.data(), order.data(), slots.data(),
+                               left.data(), evicted.data(), nullptr);
+        },
+        absent, order, keys, used, score);
     same(slots, slots_cpu, 0, "row_cache_admit: slots");
     same(left, left_cpu, 0, "row_cache_admit: left");
     same(evicted, evicted_cpu, 0, "row_cache_admit: evicted");

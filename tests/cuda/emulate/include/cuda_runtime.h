@@ -1,4 +1,5 @@
-// The calls of the CUDA runtime that launchers make. Everything is done when a call returns.
+// The calls of the CUDA runtime that launchers make. All of them may be made while a graph is
+// captured; what they enqueue is done when they return, or then when it is replayed.
 #pragma once
 
 #include <cstdlib>
@@ -38,6 +39,6 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int)
   return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* at, int byte, size_t size, cudaStream_t) {
-  std::memset(at, byte, size);
+  emulate::enqueue([=] { std::memset(at, byte, size); });
   return cudaSuccess;
 }

@@ -10,8 +10,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #define __global__ inline
 #define __device__
@@ -87,9 +89,18 @@ void run(const char* name, dim3 grid, dim3 block, void (*thread)(void*), void* k
 // The names of the kernels that ran, a line each.
 std::string launched();
 
+// Does the work of a stream now or, while a graph is captured, keeps it.
+void enqueue(std::function<void()> work);
+
+// From one to the other as in cudaStreamBeginCapture and cudaStreamEndCapture.
+void begin_capture();
+std::vector<std::function<void()>> end_capture();
+
 template <typename Kernel>
 void launch(const char* name, dim3 grid, dim3 block, Kernel kernel, void* = nullptr) {
-  run(name, grid, block, [](void* data) { (*static_cast<Kernel*>(data))(); }, &kernel);
+  enqueue([=]() mutable {
+    run(name, grid, block, [](void* data) { (*static_cast<Kernel*>(data))(); }, &kernel);
+  });
 }
 
 template <typename T>
