@@ -61,9 +61,9 @@ inline S logistic(S x) {
   return S{1} / (S{1} + exponential(-x));
 }
 
-// out[h] = activate(pre); pre is [2H] of SwiGLU, else [H].
+// out[h] = activate(pre) of `hidden` units; those of SwiGLU have their values `value` behind gates.
 template <typename P, typename S>
-inline void activate(Activation kind, int64_t hidden, const P* pre, S* out) {
+inline void activate(Activation kind, int64_t hidden, const P* pre, int64_t value, S* out) {
   switch (kind) {
     case Activation::kGelu:
       for (int64_t h = 0; h < hidden; ++h) {
@@ -86,7 +86,7 @@ inline void activate(Activation kind, int64_t hidden, const P* pre, S* out) {
     case Activation::kSwiglu:
       for (int64_t h = 0; h < hidden; ++h) {
         const S x = static_cast<S>(pre[h]);
-        out[h] = x * logistic(x) * static_cast<S>(pre[hidden + h]);
+        out[h] = x * logistic(x) * static_cast<S>(pre[value + h]);
       }
       return;
   }
@@ -94,8 +94,8 @@ inline void activate(Activation kind, int64_t hidden, const P* pre, S* out) {
 
 // From the gradient of what activate() gives: the gradient of pre, and that output once more.
 template <typename P, typename S>
-inline void activate_backward(Activation kind, int64_t hidden, const P* pre, const S* grad,
-                              P* grad_pre, P* out) {
+inline void activate_backward(Activation kind, int64_t hidden, const P* pre, int64_t value,
+                              const S* grad, P* grad_pre, P* out) {
   switch (kind) {
     case Activation::kGelu:
       for (int64_t h = 0; h < hidden; ++h) {
@@ -122,11 +122,11 @@ inline void activate_backward(Activation kind, int64_t hidden, const P* pre, con
       return;
     case Activation::kSwiglu:
       for (int64_t h = 0; h < hidden; ++h) {
-        const S x = static_cast<S>(pre[h]), up = static_cast<S>(pre[hidden + h]);
+        const S x = static_cast<S>(pre[h]), up = static_cast<S>(pre[value + h]);
         const S gate = logistic(x), silu = x * gate;
         out[h] = static_cast<P>(silu * up);
         grad_pre[h] = static_cast<P>(grad[h] * up * gate * (S{1} + x * (S{1} - gate)));
-        grad_pre[hidden + h] = static_cast<P>(grad[h] * silu);
+        grad_pre[value + h] = static_cast<P>(grad[h] * silu);
       }
       return;
   }

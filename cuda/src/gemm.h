@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "heterps/half.h"
+#include "pack.h"
 
 namespace heterps {
 namespace {
@@ -24,14 +25,6 @@ constexpr int64_t kDepth = 256;  // of a packed panel: 16 KiB of float32 under A
 constexpr int64_t kFew = 16;     // rows up to which packing B costs more than it saves
 constexpr int64_t kSpan = 256;   // columns that few rows are summed over at once
 
-// Element (i, j) lies at data[i * row + j * column]; one of the two is 1.
-template <typename T>
-struct Matrix {
-  const T* data;
-  int64_t row;
-  int64_t column;
-};
-
 // Vector width and rows of a tile; a tile is two vectors wide.
 template <int Bytes, int Rows>
 struct Tiling {
@@ -39,21 +32,34 @@ struct Tiling {
   static constexpr int kRows = Rows;
 };
 
-template <typename S, int Bytes>
-struct Vector {
-  typedef S Type __attribute__((vector_size(Bytes)));
-  typedef S Loose __attribute__((vector_size(Bytes), aligned(alignof(S)), may_alias));
+// The panel that will be packed next, asked for while another is worked on: two cache lines in each
+// step, at `at` + (step mod 2^bits) * row + (step / 2^bits) * 64 and `second` behind that.
+struct Ahead {
+  const char* at = nullptr;
+  int64_t row = 0;
+  int64_t second = 0;
+  int64_t steps = 0;
+  int bits = 0;
+
+  inline void ask(int64_t step) const {
+    const char* line = at + (step & ((int64_t{1} << bits) - 1)) * row + (step >> bits) * 64;
+    __builtin_prefetch(line, 0, 2);
+    __builtin_prefetch(line + second, 0, 2);
+  }
 };
 
 // c[Rows, 2 vectors] (+)= a[Rows, depth] * panel[depth, 2 vectors]; the last columns may be cut.
-template <int Bytes, int Rows, bool ARowsAdjacent, typename S>
+template <int Bytes, int Rows, bool ARowsAdjacent, bool Asks, typename S>
 inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, bool add, S* c,
-                 int64_t width, int64_t columns) {
+                 int64_t width, int64_t columns, const Ahead& ahead, int64_t asked) {
   using Loose = typename Vector<S, Bytes>::Loose;
   using Vec = typename Vector<S, Bytes>::Type;
   constexpr int kLanes = Bytes / sizeof(S);
   Vec sums[Rows][2] = {};
   for (int64_t k = 0; k < depth; ++k, panel += 2 * kLanes) {
+    if constexpr (Asks) {
+      if (asked + k < ahead.steps) ahead.ask(asked + k);
+    }
     const Vec left = *reinterpret_cast<const Loose*>(panel);
     const Vec right = *reinterpret_cast<const Loose*>(panel + kLanes);
 #pragma GCC unroll 16
@@ -78,80 +84,39 @@ inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, bool
   }
 }
 
-// All rows of a panel's columns: whole tiles, then tiles of 4 rows and of 1. Packed, the rows of a
-// tile lie side by side (see pack_rows), else `stride` apart.
+// A tile of `rows` rows, 1 to Rows.
+template <int Bytes, int Rows, bool Packed, bool Asks, typename S>
+inline void tile_of(int64_t rows, int64_t depth, const S* a, int64_t stride, const S* panel,
+                    bool add, S* c, int64_t width, int64_t columns, const Ahead& ahead,
+                    int64_t asked) {
+  if constexpr (Rows > 1) {
+    if (rows < Rows) {
+      return tile_of<Bytes, Rows - 1, Packed, Asks>(rows, depth, a, stride, panel, add, c, width,
+                                                    columns, ahead, asked);
+    }
+  }
+  tile<Bytes, Rows, Packed, Asks>(depth, a, stride, panel, add, c, width, columns, ahead, asked);
+}
+
+// All rows of a panel's columns, in tiles as even as they can be. Packed, the rows of a tile lie
+// side by side (see pack_rows), else `stride` apart.
 template <int Bytes, int Rows, bool Packed, typename S>
 void column_of_tiles(int64_t rows, int64_t depth, const S* a, int64_t stride, const S* panel,
-                     bool add, S* c, int64_t width, int64_t columns) {
+                     bool add, S* c, int64_t width, int64_t columns, const Ahead& ahead) {
   const int64_t step = Packed ? depth : stride;
+  const int64_t tiles = (rows + Rows - 1) / Rows;
   int64_t i = 0;
-  for (; i + Rows <= rows; i += Rows) {
-    tile<Bytes, Rows, Packed>(depth, a + i * step, stride, panel, add, c + i * width, width,
-                              columns);
-  }
-  const S* rest = a + i * step;
-  const int64_t next = Packed ? 1 : stride;
-  for (; i + 4 <= rows; i += 4, rest += 4 * next) {
-    tile<Bytes, 4, Packed>(depth, rest, stride, panel, add, c + i * width, width, columns);
-  }
-  for (; i < rows; ++i, rest += next) {
-    tile<Bytes, 1, Packed>(depth, rest, stride, panel, add, c + i * width, width, columns);
-  }
-}
-
-// Of a matrix whose columns lie together: to[rows / Rows][depth][Rows]. Read where they lie,
-// columns a power of two apart would throw each other out of the first cache.
-template <int Rows, typename A, typename S>
-void pack_rows(int64_t rows, int64_t depth, const A* a, int64_t column, S* to) {
-  for (int64_t k = 0; k < depth; ++k) {
-    const A* from = a + k * column;
-    int64_t i = 0;
-    for (; i + Rows <= rows; i += Rows) {
-      S* tile = to + i * depth + k * Rows;
-      for (int j = 0; j < Rows; ++j) tile[j] = static_cast<S>(from[i + j]);
+  for (int64_t n = 0; n < tiles; ++n) {
+    const int64_t end = Packed ? (rows < i + Rows ? rows : i + Rows) : rows * (n + 1) / tiles;
+    const int64_t asked = n * depth;
+    if (asked < ahead.steps) {
+      tile_of<Bytes, Rows, Packed, true>(end - i, depth, a + i * step, stride, panel, add,
+                                         c + i * width, width, columns, ahead, asked);
+    } else {
+      tile_of<Bytes, Rows, Packed, false>(end - i, depth, a + i * step, stride, panel, add,
+                                          c + i * width, width, columns, ahead, asked);
     }
-    for (int64_t j = i; j < rows; ++j) {
-      to[i * depth + k * Rows + j - i] = static_cast<S>(from[j]);
-    }
-  }
-}
-
-// panel[depth, kWide] = b[depth, columns], the missing columns zero.
-template <int kWide, typename T, typename S>
-inline void pack(int64_t depth, int64_t columns, const Matrix<T>& b, S* panel) {
-  if (columns < kWide) std::memset(panel, 0, sizeof(S) * depth * kWide);
-  if (b.column == 1) {
-    for (int64_t k = 0; k < depth; ++k, panel += kWide) {
-      const T* from = b.data + k * b.row;
-      __builtin_prefetch(from + 8 * b.row);  // the stride is too long for the hardware to see
-      if (columns == kWide) {
-        for (int j = 0; j < kWide; ++j) panel[j] = static_cast<S>(from[j]);
-      } else {
-        for (int64_t j = 0; j < columns; ++j) panel[j] = static_cast<S>(from[j]);
-      }
-    }
-    return;
-  }
-  // Transposes squares, of 8 where a panel is as wide: both sides move in whole cache lines.
-  constexpr int kSquare = kWide < 8 ? kWide : 8;
-  static_assert(kWide % kSquare == 0);
-  int64_t k = 0;
-  for (; columns == kWide && k + kSquare <= depth; k += kSquare) {
-    for (int j0 = 0; j0 < kWide; j0 += kSquare) {
-      S square[kSquare][kSquare];
-      for (int j = 0; j < kSquare; ++j) {
-        const T* from = b.data + (j0 + j) * b.column + k;
-        for (int i = 0; i < kSquare; ++i) square[i][j] = static_cast<S>(from[i]);
-      }
-      for (int i = 0; i < kSquare; ++i) {
-        std::memcpy(panel + (k + i) * kWide + j0, square[i], sizeof square[i]);
-      }
-    }
-  }
-  for (; k < depth; ++k) {
-    for (int64_t j = 0; j < columns; ++j) {
-      panel[k * kWide + j] = static_cast<S>(b.data[j * b.column + k]);
-    }
+    i = end;
   }
 }
 
@@ -268,16 +233,31 @@ void multiply_dots(int64_t m, int64_t n, int64_t depth, const S* a, int64_t stri
   }
 }
 
+// The first panel of `b`, which has so many rows.
+template <int kWide, typename T>
+inline Ahead ahead_of(const Matrix<T>& b, int64_t depth) {
+  constexpr int64_t kSize = static_cast<int64_t>(sizeof(T));
+  const char* at = reinterpret_cast<const char*>(b.data);
+  const int64_t deep = depth < kDepth ? depth : kDepth;
+  if (b.column == 1) return {at, b.row * kSize, kWide * kSize > 64 ? 64 : 0, deep, 62};
+  constexpr int kBits = kWide == 4 ? 2 : kWide == 8 ? 3 : kWide == 16 ? 4 : 5;
+  static_assert(kWide == 1 << kBits);
+  const int64_t half = (deep * kSize + 127) / 128;  // of the lines of a row
+  return {at, b.column * kSize, half * 64, half << kBits, kBits};
+}
+
 // Elements of scratch memory that multiply() needs for so many rows.
 template <typename Tile, typename S>
 constexpr int64_t multiply_scratch(int64_t rows) {
   return kDepth * (2 * Tile::kBytes / static_cast<int64_t>(sizeof(S)) + rows + Tile::kRows);
 }
 
-// c[m, n], rows `width` apart, = a[m, depth] * b[depth, n].
+// c[m, n], rows `width` apart, = a[m, depth] * b[depth, n]. `after` is what will be multiplied by
+// next, if that is known: its data is null or it has `after_depth` rows.
 template <typename Tile, typename A, typename B, typename S>
 inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, const Matrix<B>& b,
-                     S* c, int64_t width, S* scratch) {
+                     S* c, int64_t width, S* scratch, const Matrix<B>& after = {},
+                     int64_t after_depth = 0) {
   constexpr int kRows = Tile::kRows;
   constexpr int kWide = 2 * Tile::kBytes / static_cast<int>(sizeof(S));
   if (depth == 0) {
@@ -313,14 +293,23 @@ inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, co
     }
     for (int64_t j = 0; j < n; j += kWide) {
       const int64_t columns = n - j < kWide ? n - j : kWide;
-      pack<kWide>(deep, columns, Matrix<B>{b.data + k * b.row + j * b.column, b.row, b.column},
-                  panel);
+      const Matrix<B> mine{b.data + k * b.row + j * b.column, b.row, b.column};
+      pack<Tile::kBytes, kWide>(deep, columns, mine, panel);
+      Ahead ahead;
+      if (j + kWide < n) {
+        ahead = ahead_of<kWide>(Matrix<B>{mine.data + kWide * b.column, b.row, b.column}, deep);
+      } else if (k + kDepth < depth) {
+        ahead = ahead_of<kWide>(Matrix<B>{b.data + (k + kDepth) * b.row, b.row, b.column},
+                                depth - k - kDepth);
+      } else if (after.data != nullptr) {
+        ahead = ahead_of<kWide>(after, after_depth);
+      }
       if (adjacent) {
         column_of_tiles<Tile::kBytes, kRows, true>(m, deep, left, stride, panel, k > 0, c + j,
-                                                   width, columns);
+                                                   width, columns, ahead);
       } else {
         column_of_tiles<Tile::kBytes, kRows, false>(m, deep, left, stride, panel, k > 0, c + j,
-                                                    width, columns);
+                                                    width, columns, ahead);
       }
     }
   }

@@ -25,16 +25,17 @@ inline void convert(int64_t n, const From* from, To* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
 }
 
-// to[m, n] = a b, by way of `sums` unless that is what is summed in.
+// to[m, n], rows `width` apart, = a b, by way of `sums` unless that is what is summed in.
 template <typename Tile, typename A, typename B, typename T, typename S>
 inline void product(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, const Matrix<B>& b,
-                    T* to, S* sums, S* spare) {
+                    T* to, int64_t width, S* sums, S* spare, const Matrix<B>& after = {},
+                    int64_t after_depth = 0) {
   if constexpr (std::is_same_v<T, S>) {
     (void)sums;
-    multiply<Tile>(m, n, depth, a, b, to, n, spare);
+    multiply<Tile>(m, n, depth, a, b, to, width, spare, after, after_depth);
   } else {
-    multiply<Tile>(m, n, depth, a, b, sums, n, spare);
-    convert(m * n, sums, to);
+    multiply<Tile>(m, n, depth, a, b, sums, n, spare, after, after_depth);
+    for (int64_t i = 0; i < m; ++i) convert(n, sums + i * n, to + i * width);
   }
 }
 
@@ -47,71 +48,118 @@ int64_t scratch_bytes(const FfnShape& shape, int64_t rows) {
   return elements * static_cast<int64_t>(sizeof(Sum<T>));
 }
 
+template <typename T>
+int64_t act_bytes(const FfnShape& shape, int64_t rows) {
+  return rows * shape.hidden * static_cast<int64_t>(sizeof(Sum<T>));
+}
+
 template <typename Tile, typename T>
-void forward_block(const FfnShape& shape, const FfnArrays& arrays, const Block& block,
-                   void* memory) {
+void first_step(const FfnShape& shape, const FfnArrays& arrays, const Block& block,
+                const Columns& units, void* to, void* memory) {
   using S = Sum<T>;
   S* spare = static_cast<S*>(memory);
   const int64_t dim = shape.dim, hidden = shape.hidden, inner = shape.inner();
-  const int64_t m = block.end - block.begin;
-  S* sums = spare + multiply_scratch<Tile, S>(m);
-  S* act = sums + m * larger(dim, inner);
-  T* kept = arrays.pre == nullptr ? nullptr : static_cast<T*>(arrays.pre) + block.begin * inner;
-  S* pre = sums;
+  const int64_t m = block.end - block.begin, n = units.to - units.from;
+  const bool gated = inner != hidden;
+  T* kept = arrays.pre == nullptr ? nullptr
+                                  : static_cast<T*>(arrays.pre) + block.begin * inner + units.from;
+  // Gates, and `value` columns behind them values.
+  S* pre = spare + multiply_scratch<Tile, S>(m);
+  int64_t width = gated ? 2 * n : n, value = n;
   if constexpr (std::is_same_v<T, S>) {
-    if (kept != nullptr) pre = kept;
+    if (kept != nullptr) pre = kept, width = inner, value = hidden;
   }
-  multiply<Tile>(m, inner, dim, Matrix<T>{in<T>(arrays.rows) + block.begin * dim, dim, 1},
-                 Matrix<T>{of_group<T>(arrays, arrays.w1, block.group, dim * inner), inner, 1}, pre,
-                 inner, spare);
-  if constexpr (!std::is_same_v<T, S>) {
-    if (kept != nullptr) convert(m * inner, pre, kept);
+  const Matrix<T> rows{in<T>(arrays.rows) + block.begin * dim, dim, 1};
+  const T* w1 = of_group<T>(arrays, arrays.w1, block.group, dim * inner) + units.from;
+  if (n == hidden) {
+    const T* w2 = of_group<T>(arrays, arrays.w2, block.group, hidden * dim);
+    multiply<Tile>(m, inner, dim, rows, Matrix<T>{w1, inner, 1}, pre, width, spare,
+                   Matrix<T>{w2, dim, 1}, hidden);
+  } else {
+    multiply<Tile>(m, n, dim, rows, Matrix<T>{w1, inner, 1}, pre, width, spare);
+    if (gated) {
+      multiply<Tile>(m, n, dim, rows, Matrix<T>{w1 + hidden, inner, 1}, pre + value, width, spare);
+    }
   }
+  S* act = static_cast<S*>(to) + units.from;
   for (int64_t i = 0; i < m; ++i) {
-    activate(shape.activation, hidden, pre + i * inner, act + i * hidden);
+    const S* from = pre + i * width;
+    if constexpr (!std::is_same_v<T, S>) {
+      if (kept != nullptr) {
+        convert(n, from, kept + i * inner);
+        if (gated) convert(n, from + value, kept + i * inner + hidden);
+      }
+    }
+    activate(shape.activation, n, from, value, act + i * hidden);
   }
-  product<Tile>(m, dim, hidden, Matrix<S>{act, hidden, 1},
-                Matrix<T>{of_group<T>(arrays, arrays.w2, block.group, hidden * dim), dim, 1},
-                static_cast<T*>(arrays.out) + block.begin * dim, sums, spare);
 }
 
-// to[m, n] = a[m, depth] times the transpose of w[n, depth]; the same bits however a group is cut
-// into blocks.
+template <typename Tile, typename T>
+void second_step(const FfnShape& shape, const FfnArrays& arrays, const Block& block,
+                 const Columns& columns, const void* act, void* memory) {
+  using S = Sum<T>;
+  S* spare = static_cast<S*>(memory);
+  const int64_t dim = shape.dim, hidden = shape.hidden, m = block.end - block.begin;
+  const T* w2 = of_group<T>(arrays, arrays.w2, block.group, hidden * dim) + columns.from;
+  const int64_t inner = shape.inner();
+  const T* next =
+      block.next < 0 ? nullptr : of_group<T>(arrays, arrays.w1, block.next, dim * inner);
+  product<Tile>(m, columns.to - columns.from, hidden, Matrix<S>{in<S>(act), hidden, 1},
+                Matrix<T>{w2, dim, 1},
+                static_cast<T*>(arrays.out) + block.begin * dim + columns.from, dim,
+                spare + multiply_scratch<Tile, S>(m), spare, Matrix<T>{next, inner, 1}, dim);
+}
+
+// to[m, n], rows `width` apart, = a[m, depth] times the transpose of w[n, depth]; the same bits
+// however a group is cut into blocks.
 template <typename Tile, typename A, typename T, typename To, typename S>
 inline void product_transposed(bool few, int64_t m, int64_t n, int64_t depth, const A* a,
-                               const T* w, To* to, S* sums, S* spare) {
+                               const T* w, To* to, int64_t width, S* sums, S* spare) {
   if constexpr (std::is_same_v<A, S> && std::is_same_v<T, S> && std::is_same_v<To, S>) {
     if (few) {
-      multiply_dots<Tile>(m, n, depth, a, depth, w, depth, to, n);
+      multiply_dots<Tile>(m, n, depth, a, depth, w, depth, to, width);
       return;
     }
   }
-  product<Tile>(m, n, depth, Matrix<A>{a, depth, 1}, Matrix<T>{w, 1, depth}, to, sums, spare);
+  product<Tile>(m, n, depth, Matrix<A>{a, depth, 1}, Matrix<T>{w, 1, depth}, to, width, sums,
+                spare);
 }
 
-// The gradients of pre and rows, and the activations once more.
+inline bool is_few(const FfnArrays& arrays, int64_t group) {
+  return arrays.offsets[group + 1] - arrays.offsets[group] <= kFew;
+}
+
 template <typename Tile, typename T>
-void backward_block(const FfnShape& shape, const FfnArrays& arrays, const FfnGradients& gradients,
-                    const Block& block, void* memory) {
+void backward_first(const FfnShape& shape, const FfnArrays& arrays, const FfnGradients& gradients,
+                    const Block& block, const Columns& units, void* memory) {
   using S = Sum<T>;
   S* spare = static_cast<S*>(memory);
   const int64_t dim = shape.dim, hidden = shape.hidden, inner = shape.inner();
-  const int64_t m = block.end - block.begin;
+  const int64_t m = block.end - block.begin, n = units.to - units.from;
   S* sums = spare + multiply_scratch<Tile, S>(m);
   S* grad_act = sums + m * larger(dim, inner);
-  const bool few = arrays.offsets[block.group + 1] - arrays.offsets[block.group] <= kFew;
-  product_transposed<Tile>(few, m, hidden, dim, in<T>(gradients.out) + block.begin * dim,
-                           in<T>(arrays.w2) + block.group * hidden * dim, grad_act, sums, spare);
-  T* grad_pre = static_cast<T*>(gradients.pre) + block.begin * inner;
+  product_transposed<Tile>(
+      is_few(arrays, block.group), m, n, dim, in<T>(gradients.out) + block.begin * dim,
+      in<T>(arrays.w2) + (block.group * hidden + units.from) * dim, grad_act, n, sums, spare);
   for (int64_t i = 0; i < m; ++i) {
-    activate_backward(shape.activation, hidden, in<T>(arrays.pre) + (block.begin + i) * inner,
-                      grad_act + i * hidden, grad_pre + i * inner,
-                      static_cast<T*>(arrays.act) + (block.begin + i) * hidden);
+    const int64_t row = (block.begin + i) * inner + units.from;
+    activate_backward(shape.activation, n, in<T>(arrays.pre) + row, hidden, grad_act + i * n,
+                      static_cast<T*>(gradients.pre) + row,
+                      static_cast<T*>(arrays.act) + (block.begin + i) * hidden + units.from);
   }
-  if (gradients.rows == nullptr) return;
-  product_transposed<Tile>(few, m, dim, inner, grad_pre,
-                           in<T>(arrays.w1) + block.group * dim * inner,
-                           static_cast<T*>(gradients.rows) + block.begin * dim, sums, spare);
+}
+
+template <typename Tile, typename T>
+void backward_second(const FfnShape& shape, const FfnArrays& arrays, const FfnGradients& gradients,
+                     const Block& block, const Columns& columns, void* memory) {
+  using S = Sum<T>;
+  S* spare = static_cast<S*>(memory);
+  const int64_t dim = shape.dim, inner = shape.inner(), m = block.end - block.begin;
+  product_transposed<Tile>(is_few(arrays, block.group), m, columns.to - columns.from, inner,
+                           in<T>(gradients.pre) + block.begin * inner,
+                           in<T>(arrays.w1) + (block.group * dim + columns.from) * inner,
+                           static_cast<T*>(gradients.rows) + block.begin * dim + columns.from, dim,
+                           spare + multiply_scratch<Tile, S>(m), spare);
 }
 
 template <typename Tile, typename T>
@@ -129,13 +177,15 @@ void weight_block(const FfnShape& shape, const FfnArrays& arrays, const FfnGradi
   product<Tile>(m, width, arrays.offsets[block.group + 1] - first,
                 Matrix<T>{left + first * height + block.begin, 1, height},
                 Matrix<T>{right + first * width, width, 1},
-                to + (block.group * height + block.begin) * width,
+                to + (block.group * height + block.begin) * width, width,
                 spare + multiply_scratch<Tile, S>(m), spare);
 }
 
 template <typename Tile, typename T>
 FfnBlocks blocks_for() {
-  return {scratch_bytes<Tile, T>, forward_block<Tile, T>, backward_block<Tile, T>,
+  return {scratch_bytes<Tile, T>,  act_bytes<T>,
+          first_step<Tile, T>,     second_step<Tile, T>,
+          backward_first<Tile, T>, backward_second<Tile, T>,
           weight_block<Tile, T>};
 }
 

@@ -61,7 +61,7 @@ void ffn(DType dtype, Activation kind, const std::vector<int64_t>& counts, int64
                          pre.data(), act.data(),     kept.data()};
   FfnArrays lean = arrays;
   lean.pre = lean.act = nullptr, lean.out = out.data();
-  grouped_ffn_cpu(shape, dtype, lean, 1);
+  grouped_ffn_cpu(shape, dtype, lean, 3);
   grouped_ffn_cpu(shape, dtype, arrays, 1);
   std::vector<T> grad_pre(rows * inner), grad_rows(rows * dim), grad_w1(w1.size()),
       grad_w2(w2.size());
@@ -120,6 +120,8 @@ void all_of(DType dtype, double tolerance) {
     ffn<T>(dtype, kSilu, {17, 2}, 8, width, tolerance);
   }
   ffn<T>(dtype, kRelu, {40}, 264, 12, tolerance);
+  // Wide enough to be cut by columns.
+  ffn<T>(dtype, kSwiglu, {20, 3}, 150, 100, tolerance);
   ffn<T>(dtype, kRelu, {5, 270}, 12, 24, tolerance);
 }
 
