@@ -11,7 +11,8 @@ from heterps import Client, Cluster
 from heterps.job.file import load_job
 
 _RESOURCES = """types:
-  - {name: gpu, price_per_hour: 1.0, limit: 1, memory_bytes: 8.0e9, device: cuda}
+  - {name: gpu, price_per_hour: 1.0, limit: 1, memory_bytes: 8.0e9, device: cuda,
+     flops_per_s: 1.0e+13, memory_bandwidth: 1.0e+12}
 """
 # Emulated threads are slow: little is trained, and nothing evaluated.
 _TINY = {
