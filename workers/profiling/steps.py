@@ -79,6 +79,10 @@ def time_step(
     )
     launch.job.train.max_steps = steps
     launch.job.train.warm_start = ""
+    # Nothing of a training is told of these steps, nor measured or kept in between.
+    for field in ("loggers", "validate", "checkpoint"):
+        launch.job.train.ClearField(field)
+    launch.job.model.ClearField("callbacks")
     share = replace(Share.of(launch), batches=batches)
     stop = threading.Event()
     inbox = Inbox(stop)

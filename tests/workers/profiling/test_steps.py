@@ -88,6 +88,36 @@ def _late(method: Callable[..., Any]) -> Callable[..., Any]:
     return late
 
 
+CALLED = """
+from pathlib import Path
+
+class Called:
+    def on_begin(self, state):
+        Path(__file__).with_name("called").touch()
+
+    def on_step(self, state):
+        raise ValueError("no step of a training")
+"""
+
+
+def test_callbacks_and_loggers_hear_nothing_of_these_steps(job: JobSpec, tmp_path: Path) -> None:
+    """They would have runs that nobody trained; and a profile has no folder for logs."""
+    (tmp_path / "callbacks.py").write_text(CALLED)
+    job.model.callbacks.append("callbacks.py:Called")
+    job.train.loggers["tensorboard"].SetInParent()
+    job.train.loggers["wandb"].SetInParent()
+    job.data.valid, job.train.validate.metric = "train.parquet", "valid_auc"
+    job.train.validate.every = job.train.checkpoint.every = "2 steps"
+    batches = GlobalBatches.of(job, Dataset.of(job, "train"))
+    before = {*tmp_path.rglob("*")}
+    with LocalShards(1) as shards:
+        found = time_step(job, LAYERS, shards.addresses, batches, 1, 0.1, "cpu", "cpu")
+    assert found.seconds >= PAUSE_S
+    assert {path for path in tmp_path.rglob("*") if "__pycache__" not in str(path)} <= before
+    assert job.model.callbacks
+    assert {*job.train.loggers} == {"tensorboard", "wandb"}
+
+
 def test_a_training_of_few_steps_tells_nothing(job: JobSpec) -> None:
     job.train.max_steps = 3
     batches = GlobalBatches.of(job, Dataset.of(job, "train"))
