@@ -273,7 +273,7 @@ def _run(
     measured = max(least, math.ceil(seconds * planned.throughput / question.batch))
     steps = warm + measured + 1
     if isinstance(question, Cut):
-        job = question.job(folder, steps, cores.computing if cores else None)
+        job = question.job(folder, steps, planned, cores.computing if cores else None)
     else:
         job = write_job(folder, question, planned, steps)
     with Busy(cores.others if cores else ()) as busy:

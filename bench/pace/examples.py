@@ -1,16 +1,16 @@
 """Real jobs on more units than this machine has: one stage computes, the others sleep.
 
 A job of `examples/` is profiled here, cut into stages at random, and given as many units as let one
-of the stages be the slowest. That one computes, on one unit; every layer of the others sleeps for
-what it was measured to take, and gives zeros of the right shape. It has no rows then and next to no
-weights, so nothing is priced for moving these. Processes, messages, and the rows and sums of the
-stage that computes are those of the real job, and what was promised for it can be held against what
-it does.
+of the stages be the slowest. That one computes, on one unit; every layer of the others sleeps, and
+gives zeros of the right shape: for what it was measured to take, less what is still computed around
+it. It has no rows then and next to no weights, so nothing is priced for moving these. Processes,
+messages, and the rows and sums of the stage that computes are those of the real job, and what was
+promised for it can be held against what it does.
 """
 
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from pathlib import Path
@@ -21,7 +21,8 @@ import torch
 from google.protobuf.json_format import MessageToDict
 from torch import Tensor, nn
 
-from bench.pace.questions import TYPES, UNITS
+from bench.pace.besides import time_besides
+from bench.pace.questions import TYPES, UNITS, micro_batches_of
 from bench.pages import ROOT
 from heterps.job.file import load_job
 from heterps.job.prepare import data_path, prepare
@@ -148,7 +149,7 @@ class Cut:
         """What the planner answers."""
         return plan(self.workload, self.resources, self.floor or None, self.method, self.seed)
 
-    def job(self, folder: Path, steps: int, core: int | None = None) -> JobSpec:
+    def job(self, folder: Path, steps: int, planned: Decision, core: int | None = None) -> JobSpec:
         """Write the job's code and the times of its layers; the stage that computes has `core`."""
         job = JobSpec()
         job.CopyFrom(self.of.job)
@@ -156,23 +157,15 @@ class Cut:
             job.directory, folder, ignore=lambda at, names: [n for n in names if n[-3:] != ".py"]
         )
         shutil.copy(_MODEL, folder / "paced_model.py")
-        (folder / "trace").mkdir()
-        entry, arguments = job.model.entry, MessageToDict(job.model.args)
-        last = self.of.workload["layers"][-1]["name"]
-        job.model.entry = "paced_model.py:build"
-        job.model.args.Clear()
-        job.model.args.update(
-            {
-                "entry": entry,
-                "arguments": arguments,
-                "sleeping": self._sleeping(),
-                "last": last,
-                "rows_of": self.of.forms[last].samples_of,
-                "trace": str(folder / "trace"),
-                **({} if core is None else {"core": core, "computing": self._computing()}),
-            }
-        )
         job.directory, job.output = str(folder), str(folder / "out")
+        untimed = JobSpec()
+        untimed.CopyFrom(job)
+        times = [(0.0, 0.0)] * len(self.stage_of)
+        _sleep(untimed, self.of, dict(enumerate(times)), folder / "untimed")
+        size = self.batch / micro_batches_of(self, planned)
+        besides = time_besides(untimed, self.cuts, math.ceil(size))
+        pinned = {"core": core, "computing": self._computing()} if core is not None else {}
+        _sleep(job, self.of, self.sleeping(besides, size), folder / "trace", **pinned)
         job.train.max_steps, job.train.epochs = steps, 1000
         job.train.staleness, job.train.drop_last = self.staleness, True
         job.train.micro_batches = self.micro_batches
@@ -189,20 +182,61 @@ class Cut:
         layers = zip(self.of.workload["layers"], self.stage_of, strict=True)
         return [layer["name"] for layer, stage in layers if stage == self.computing]
 
-    def _sleeping(self) -> dict[str, dict[str, Any]]:
-        """By layer of the stages that sleep: forward and backward seconds a sample, and outputs."""
-        found: dict[str, dict[str, Any]] = {}
-        layers = zip(self.of.workload["layers"], self.of.seconds, self.stage_of, strict=True)
-        for layer, seconds, stage in layers:
+    def sleeping(
+        self, besides: Sequence[tuple[float, float]], samples: float
+    ) -> dict[int, tuple[float, float]]:
+        """By number, of layers of the stages that sleep: forward and backward seconds a sample.
+
+        Args:
+            besides: seconds of a micro-batch that each stage takes as well.
+            samples: of a micro-batch.
+        """
+        found = {}
+        for stage, taken in enumerate(besides):
             if stage == self.computing:
                 continue
-            forward = layer["cost"]["cpu"].get("forward_share", 1 / 3)
-            found[layer["name"]] = {
-                "forward": seconds * forward,
-                "backward": seconds * (1 - forward),
-                **asdict(self.of.forms[layer["name"]]),
-            }
+            rows = [row for row, of in enumerate(self.stage_of) if of == stage]
+            passes = np.array([self._passes(row) for row in rows])
+            # Each pass of the stage is to take what its layers do, and no layer less than nothing.
+            left = 1 - np.array(taken) / samples / np.maximum(passes.sum(axis=0), 1e-12)
+            for row, (forward, backward) in zip(rows, passes * np.maximum(left, 0), strict=True):
+                found[row] = float(forward), float(backward)
         return found
+
+    def _passes(self, row: int) -> tuple[float, float]:
+        """Forward and backward seconds a sample of a layer."""
+        share = self.of.workload["layers"][row]["cost"]["cpu"].get("forward_share", 1 / 3)
+        return self.of.seconds[row] * share, self.of.seconds[row] * (1 - share)
+
+
+def _sleep(
+    job: JobSpec,
+    of: Profiled,
+    times: Mapping[int, tuple[float, float]],
+    trace: Path,
+    **pinned: object,
+) -> None:
+    """Have layers of a job's model sleep: by number, forward and backward seconds a sample."""
+    trace.mkdir()
+    entry, arguments = job.model.entry, MessageToDict(job.model.args)
+    names = [layer["name"] for layer in of.workload["layers"]]
+    sleeping = {
+        names[row]: {"forward": forward, "backward": backward, **asdict(of.forms[names[row]])}
+        for row, (forward, backward) in times.items()
+    }
+    job.model.entry = "paced_model.py:build"
+    job.model.args.Clear()
+    job.model.args.update(
+        {
+            "entry": entry,
+            "arguments": arguments,
+            "sleeping": sleeping,
+            "last": names[-1],
+            "rows_of": of.forms[names[-1]].samples_of,
+            "trace": str(trace),
+            **pinned,
+        }
+    )
 
 
 def profiled(name: str, step_s: float = 0.0) -> Profiled:

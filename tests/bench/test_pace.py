@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.pace.examples import Cut, Form, Profiled
 from bench.pace.questions import LEAST_S, UNITS, drawn, given, micro_batches_of
 from bench.pace.sleeping import pace_of
+from protos.job_pb2 import JobSpec
 
 
 @pytest.mark.parametrize(
@@ -55,3 +57,20 @@ def test_the_pace_is_that_of_whole_steps_over_all_workers(tmp_path):
 def test_samples_that_are_left_out_are_no_pace(tmp_path):
     with pytest.raises(ValueError, match="6 samples, expected 1 steps of 7"):
         pace_of(trace(tmp_path, [(0.0, 4)], [(0.1, 2)]), 7, 1, 0)
+
+
+def test_a_stage_that_sleeps_takes_what_its_layers_do_with_all_that_is_computed_there():
+    names, costs = ("one", "two", "three"), (0.2, 0.6, 0.4)  # s of 10 samples, half of it forward
+    layers = [
+        {"name": name, "cost": {"cpu": {"compute_s": cost, "forward_share": 0.5}}}
+        for name, cost in zip(names, costs, strict=True)
+    ]
+    forms = {name: Form([1], 1.0, 1.0) for name in names}
+    of = Profiled("job", 1, JobSpec(name="job"), {"reference_batch": 10, "layers": layers}, forms)
+    cut = Cut("job-0", of, (1, 2), (1, 1), 1, 1)
+    found = cut.sleeping([(0.1, 0.5), (0.3, 0.3)], 10)
+    assert found.keys() == {0, 1}  # the other stage computes
+    forward, backward = (sum(passes) * 10 for passes in zip(*found.values(), strict=True))
+    assert forward + 0.1 == pytest.approx(0.4)
+    assert backward == 0  # not less than nothing
+    assert found[1][0] == pytest.approx(3 * found[0][0])
