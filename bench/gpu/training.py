@@ -10,10 +10,13 @@ from bench.pages import ROOT
 from heterps import Client, Cluster
 from heterps.job.file import load_job
 
+# Parameter servers take units of a type of their own, on which no layer may run.
 _RESOURCES = """types:
+  - {name: cpu, price_per_hour: 0.05, limit: 4, memory_bytes: 8.0e9, device: cpu}
   - {name: gpu, price_per_hour: 1.0, limit: 1, memory_bytes: 8.0e9, device: cuda,
      flops_per_s: 1.0e+13, memory_bandwidth: 1.0e+12}
 """
+_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 # Emulated threads are slow: little is trained, and nothing evaluated.
 _TINY = {
     "flights": ("train.batch_size=8",),
@@ -38,6 +41,7 @@ def main() -> int:
         keys = [
             f"output={folder}/out",
             f"schedule.resources={resources}",
+            "schedule.exclude=[cpu]",
             f"train.max_steps={steps}",
             *(_TINY[options.job] if options.emulated else ()),
         ]
@@ -45,9 +49,9 @@ def main() -> int:
         if options.emulated:
             job.data.ClearField("valid")
             job.data.ClearField("test")
-        kinds = {"emulate": ["gpu"]} if options.emulated else {"devices": {"gpu": "cuda"}}
+        kinds = {"emulate": ["gpu"]} if options.emulated else {"devices": _DEVICES}
         with (
-            Cluster(Path(folder) / "cluster", types={"gpu": 1}, **kinds) as cluster,
+            Cluster(Path(folder) / "cluster", types={"cpu": 4, "gpu": 1}, **kinds) as cluster,
             Client(cluster.address) as client,
         ):
             status = client.wait(client.submit(job), timeout=3000)

@@ -20,7 +20,6 @@ def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.xfail(reason="training finds no plan: 3 units of gpu, limit 1")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_every_stage_runs_without_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.gpu", "--emulated", "--into", str(tmp_path)]
