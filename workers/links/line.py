@@ -10,6 +10,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -35,6 +36,7 @@ _CLOSE_S = 2.0
 _BUFFER = 1 << 16  # bytes read at once
 _MOST = 8  # messages that wait where the other side is slow
 _RETRY_S = 30.0
+_PAUSE_S = 0.2  # at most, until it is tried again, or no more
 _TIMEOUT_S = 120.0
 _LAST_WORD_S = 1.0
 _TIME = struct.Struct("@ll")  # seconds and microseconds, of setsockopt
@@ -62,6 +64,7 @@ class Line:
         here: this worker's host, as others call it.
         generation: of the job's workers.
         retry_s: for how long it is tried again while nobody answers there.
+        stop: whether this worker is called away, so that nothing is tried again.
         bulk: whether payloads are to lie in memory that both share, where they share a host.
     """
 
@@ -74,8 +77,10 @@ class Line:
         retry_s: float = _RETRY_S,
         *,
         bulk: bool = False,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         self._generation = generation
+        self._stop = stop
         self._address = address
         self._here = here
         self._label = label
@@ -160,6 +165,8 @@ class Line:
                     what=self._label,
                     timeout_s=CALL_S,
                     retry_s=self._retry_s,
+                    stop=self._stop,
+                    pause=lambda seconds: time.sleep(min(seconds, _PAUSE_S)),
                 )
             try:
                 connection = reach(reply, self._address.rpartition(":")[0], self._here)

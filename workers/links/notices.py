@@ -76,6 +76,7 @@ class Notices:
         stages: addresses of all workers, by stage and rank.
         board: this worker's.
         generation: of the job's workers.
+        stop: as of `Line`.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class Notices:
         stages: Sequence[Sequence[str]],
         board: NoticeBoard,
         generation: int = 0,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         self.board = board
+        self._stop = stop
         self._generation = generation
         self._own = stage, rank = own
         self._stages = stages
@@ -108,7 +111,9 @@ class Notices:
             if to not in self._lines:
                 address = self._stages[to[0]][to[1]]
                 label = f"stage {to[0]} worker {to[1]}"
-                self._lines[to] = Line(address, label, self._here, self._generation)
+                self._lines[to] = Line(
+                    address, label, self._here, self._generation, stop=self._stop
+                )
             self._lines[to].send(NOTICE, notice.SerializeToString())
 
     def check(self) -> None:

@@ -6,7 +6,7 @@ one it needs, so the order of computation, and with it every sum, is fixed by th
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -29,14 +29,21 @@ class Neighbours:
         rank: of this worker in its stage.
         here: its host, as others call it.
         generation: of the job's workers.
+        stop: as of `Line`.
     """
 
     def __init__(
-        self, addresses: Sequence[str], label: str, rank: int, here: str, generation: int = 0
+        self,
+        addresses: Sequence[str],
+        label: str,
+        rank: int,
+        here: str,
+        generation: int = 0,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         self._rank = rank
         self._lines = [
-            Line(address, f"{label} worker {target}", here, generation, bulk=True)
+            Line(address, f"{label} worker {target}", here, generation, bulk=True, stop=stop)
             for target, address in enumerate(addresses)
         ]
 

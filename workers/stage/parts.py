@@ -304,11 +304,14 @@ def _connected(
     staging = staging_for(device)
     here = topology.stages[place.stage].addresses[place.rank].rpartition(":")[0]
 
+    def called_away() -> bool:
+        return inbox.stopped
+
     def outbox(stage: int) -> Outbox | None:
         if not 0 <= stage < len(topology.stages):
             return None
         addresses = topology.stages[stage].addresses
-        to = Neighbours(addresses, f"stage {stage}", place.rank, here, generation)
+        to = Neighbours(addresses, f"stage {stage}", place.rank, here, generation, called_away)
         made = Outbox(to, staging)
         opened.callback(made.close)
         return made
@@ -327,6 +330,7 @@ def _connected(
         [stage.addresses for stage in topology.stages],
         session.board,
         generation,
+        called_away,
     )
     opened.callback(notices.close)
     return assemble(

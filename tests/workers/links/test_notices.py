@@ -1,11 +1,13 @@
 """Notices between workers: over the wire, repeated, forgotten, and to who is gone."""
 
+import socket
 import threading
 
 import pytest
 
 from chassis.channels import RpcError
 from protos.stage_pb2 import COMMITTED, JUDGED, PULLED, SKIP
+from workers.links import line
 from workers.links.inbox import Inbox
 from workers.links.notices import Notices
 from workers.links.service import StageService
@@ -85,3 +87,28 @@ def test_a_notice_that_cannot_be_delivered_is_an_error_of_the_next_call(pair):
     teller.tell((0, 1), PULLED, 1)
     with pytest.raises(RpcError, match="stage 0 worker 1"):
         teller.flush()
+
+
+def test_who_is_called_away_does_not_wait_for_one_that_is_gone(pair, monkeypatch):
+    (service, _), _ = pair
+    called_away, ended = threading.Event(), threading.Event()
+    own = line.call
+    monkeypatch.setattr(line, "call", lambda *told, **how: own(*told, **how | {"retry_s": 600.0}))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        dead = f"127.0.0.1:{probe.getsockname()[1]}"
+    notices = Notices(
+        (0, 0), [[service.address, dead]], service.session.board, stop=called_away.is_set
+    )
+
+    def tell():
+        with pytest.raises(RpcError):
+            notices.tell((0, 1), COMMITTED, 0)
+        ended.set()
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    assert not ended.wait(0.5), "it may have been slow to listen"
+    called_away.set()
+    assert ended.wait(LIMIT_S)
+    thread.join()
