@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from chassis.files import replace_file
 from protos.naming import table_prefix
@@ -26,6 +27,8 @@ from workers.model.hugging_face import HuggingFace
 from workers.model.inputs import ALWAYS, arguments_of
 from workers.model.predict import ONLY, predictor_of
 from workers.model.saved import Saved, opened
+from workers.moe.layer import MoE
+from workers.ops.plain import decompositions
 
 TORCH, ONNX = "torch", "onnx"
 _SAMPLES = (3, 5)  # of the batches that it is traced with, and tried with
@@ -144,19 +147,17 @@ def _batches(model: nn.Module, sample: str) -> list[dict[str, Tensor]]:
 
 
 def _write_torch(part: DensePart, arguments: tuple[Tensor, ...], path: Path) -> Callable[..., Any]:
-    try:
-        program = torch.export.export(part.module, arguments, dynamic_shapes=_dynamic(arguments))
-    except Exception as error:  # of every kind: it runs the model's own code
-        raise ExportError(f"torch.export: {type(error).__name__}: {_first(error)}") from error
-    torch.export.save(program, path)
+    torch.export.save(_program(part, arguments, "torch.export"), path)
     return torch.export.load(path).module()
 
 
 def _write_onnx(part: DensePart, arguments: tuple[Tensor, ...], path: Path) -> Callable[..., Any]:
     names = [one.name for one in part.inputs]
+    own = any(isinstance(module, MoE) for module in part.module.modules())
+    model = _program(part, arguments, "ONNX") if own else part.module
     try:
         program = torch.onnx.export(
-            part.module,
+            model,
             arguments,
             dynamo=True,
             dynamic_shapes=_dynamic(arguments),
@@ -168,6 +169,16 @@ def _write_onnx(part: DensePart, arguments: tuple[Tensor, ...], path: Path) -> C
     except Exception as error:
         raise ExportError(f"ONNX: {type(error).__name__}: {_first(error)}") from error
     return program
+
+
+def _program(part: DensePart, arguments: tuple[Tensor, ...], where: str) -> ExportedProgram:
+    """The dense part in torch's own operators alone."""
+    try:
+        program = torch.export.export(part.module, arguments, dynamic_shapes=_dynamic(arguments))
+        plain: ExportedProgram = program.run_decompositions(decompositions())
+    except Exception as error:  # of every kind: it runs the model's own code
+        raise ExportError(f"{where}: {type(error).__name__}: {_first(error)}") from error
+    return plain
 
 
 def _dynamic(arguments: Sequence[Tensor]) -> tuple[dict[int, Any], ...]:

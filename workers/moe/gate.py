@@ -122,12 +122,12 @@ def require(what: str, key: str, value: object, holds: bool, expected: str) -> N
 def mean_over_tokens(values_TE: Tensor) -> Tensor:
     """[T, E] to [E]; zero for T=0."""
     # A sum, not a mean: no tokens then give zero rather than NaN.
-    return values_TE.sum(dim=0) / max(1, len(values_TE))
+    return values_TE.sum(dim=0) / max(1, values_TE.shape[0])
 
 
 def share(routing: Routing, dtype: torch.dtype) -> Tensor:
     """Share of the pairs that each expert gets [E]; zeros for T=0."""
-    return routing.counts.to(dtype) / max(1, len(routing.order))
+    return routing.counts.to(dtype) / max(1, routing.order.shape[0])
 
 
 def switch_balance(share_E: Tensor, probability_E: Tensor, weight: float) -> Tensor:

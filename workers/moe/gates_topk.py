@@ -175,7 +175,7 @@ class Prototype(Gate):
         """The rule."""
         logits_TE = self.logits(x_TD)
         size = self.num_experts // self.k
-        logits_of_groups = logits_TE.reshape(len(x_TD) * self.k, size)
+        logits_of_groups = logits_TE.reshape(x_TD.shape[0] * self.k, size)
         best = ops.route(logits_of_groups.detach().float(), 1).chosen
         first_Z = torch.arange(self.k, device=x_TD.device, dtype=torch.int32) * size
         routing = ops.group(best.reshape(-1, self.k) + first_Z, self.num_experts)

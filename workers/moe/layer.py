@@ -190,12 +190,12 @@ class MoE(nn.Module):
             raise ValueError(f"MoE: x: expected [tokens, {self.dim}], got {list(x_TD.shape)}")
         decision: Decision = self.gate(x_TD, self.balance_weight)
         routing = decision.routing
-        sent = len(routing.order)
+        sent = routing.order.shape[0]
         self.load = routing.counts
         if self.capacity_factor is not None:
-            share = len(x_TD) * self.k / self.num_experts
+            share = x_TD.shape[0] * self.k / self.num_experts
             routing = self.gate.limit(routing, math.ceil(self.capacity_factor * share))
-        self._note(decision, sent, len(routing.order))
+        self._note(decision, sent, routing.order.shape[0])
         rows_RD = ops.gather_rows(x_TD, routing)
         if self.parallel is None:
             rows_RD = self._run_experts(rows_RD, routing.offsets)
@@ -221,7 +221,9 @@ class MoE(nn.Module):
         self.aux_loss = decision.balance
         if self.z_weight:
             squares_T = decision.logits.logsumexp(dim=1).square()
-            self.aux_loss = self.aux_loss + self.z_weight * squares_T.sum() / max(1, len(squares_T))
+            self.aux_loss = self.aux_loss + self.z_weight * squares_T.sum() / max(
+                1, squares_T.shape[0]
+            )
         self._probability = decision.probability.detach()
         self._dropped = (sent - kept) / max(1, sent)
 

@@ -31,9 +31,9 @@ def _pool(table: Tensor, ids: Tensor, offsets: Tensor, scale: Tensor | None) -> 
         rows = table[ids].to(_sums(table.dtype))
         if scale is not None:
             rows = rows * scale.unsqueeze(1)
-        out = rows.new_zeros((len(offsets) - 1, table.shape[1]))
+        out = rows.new_zeros((offsets.shape[0] - 1, table.shape[1]))
         return out.index_add(0, _bags(ids, offsets), rows).to(table.dtype)
-    out = table.new_empty((len(offsets) - 1, table.shape[1]))
+    out = table.new_empty((offsets.shape[0] - 1, table.shape[1]))
     with device_of(table):
         _ops.embedding_pool(
             native(table),
@@ -65,7 +65,7 @@ def _segments(
             parts = parts * scale[source].unsqueeze(1)
         first = torch.searchsorted(ordered, ordered)
         return ordered, torch.zeros_like(parts).index_add(0, first, parts).to(grad.dtype)
-    out = grad.new_empty((len(ids), grad.shape[1]))
+    out = grad.new_empty((ids.shape[0], grad.shape[1]))
     with device_of(grad):
         _ops.embedding_segments(
             native(grad),

@@ -34,7 +34,7 @@ def _gather_rows(
         if weights is None:
             return rows
         return (rows * weights.reshape(-1)[order].unsqueeze(1)).to(x.dtype)
-    rows = x.new_empty((len(order), x.shape[1]))
+    rows = x.new_empty((order.shape[0], x.shape[1]))
     with device_of(x):
         _ops.gather_rows(
             native(x),
@@ -70,7 +70,7 @@ def _gather_rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 def _gather_sum(
     rows: Tensor, weights: Tensor | None, inverse: Tensor, order: Tensor, k: int
 ) -> Tensor:
-    tokens = len(inverse) // k
+    tokens = inverse.shape[0] // k
     if not native_for(rows):
         picked = _picked(rows, inverse, k).to(_weights_dtype(rows))
         if weights is not None:
@@ -114,7 +114,7 @@ def _gather_dot(x: Tensor, rows: Tensor, inverse: Tensor, order: Tensor, k: int)
     if not native_for(rows):
         picked = _picked(rows, inverse, k)
         return (x.unsqueeze(1).to(dtype) * picked.to(dtype)).sum(dim=2)
-    weights = rows.new_empty((len(inverse) // k, k), dtype=dtype)
+    weights = rows.new_empty((inverse.shape[0] // k, k), dtype=dtype)
     with device_of(rows):
         _ops.gather_dot(
             native(x),

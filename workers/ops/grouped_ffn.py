@@ -91,9 +91,9 @@ def _grouped_ffn(
         out = _products(activate(pre, activation), w2, offsets, backend)
         return out, pre if keep else pre.new_empty(0)
     out, pre = _grouped_ffn_empty(rows, offsets, w1, w2, activation, keep)
-    act = rows.new_empty((len(rows), w2.shape[1])) if on_cuda(rows) else None
+    act = rows.new_empty((rows.shape[0], w2.shape[1])) if on_cuda(rows) else None
     if on_cuda(rows) and not keep:
-        pre = rows.new_empty((len(rows), w1.shape[2]))
+        pre = rows.new_empty((rows.shape[0], w1.shape[2]))
     with device_of(rows):
         _ops.grouped_ffn(
             native(rows),
@@ -157,7 +157,7 @@ def _grouped_ffn_backward(
             native(w1),
             native(w2),
             ACTIVATIONS.index(activation),
-            rows.new_empty((len(rows), w2.shape[1])),
+            rows.new_empty((rows.shape[0], w2.shape[1])),
             torch.empty_like(pre),
             gradients[0] if of_rows else None,
             gradients[1] if of_weights else None,
@@ -289,7 +289,7 @@ def _check(rows: Tensor, offsets: Tensor, w1: Tensor, w2: Tensor, activation: st
         raise ValueError("grouped_ffn: expected rows [R, D], offsets [E + 1], w1 and w2 [E, ., .]")
     (groups, hidden, dim), double = w2.shape, activation == "swiglu"
     for name, tensor, shape in (
-        ("rows", rows, (len(rows), dim)),
+        ("rows", rows, (rows.shape[0], dim)),
         ("offsets", offsets, (groups + 1,)),
         ("w1", w1, (groups, dim, 2 * hidden if double else hidden)),
     ):

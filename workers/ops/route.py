@@ -66,7 +66,7 @@ def _group_torch(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     flat = chosen.flatten().long()
     order = flat.argsort(stable=True)
     inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(len(order), device=order.device)
+    inverse[order] = torch.arange(order.shape[0], device=order.device)
     bounds = torch.arange(experts + 1, device=order.device)
     return order, inverse, torch.searchsorted(flat[order], bounds)
 
@@ -104,8 +104,8 @@ class Routing:
             first_choices_first: an expert drops what is a token's second choice before any first
                 one, and so on.
         """
-        experts = torch.repeat_interleave(self.counts, output_size=len(self.order))
-        position = torch.arange(len(self.order), device=self.order.device)
+        experts = torch.repeat_interleave(self.counts, output_size=self.order.shape[0])
+        position = torch.arange(self.order.shape[0], device=self.order.device)
         if first_choices_first:
             ranked = (experts * self.k + self.order % self.k).argsort(stable=True)
             position = torch.empty_like(ranked).scatter(0, ranked, position)
@@ -119,7 +119,7 @@ class Routing:
         """The same with the rows that are true in `rows`, bool [R]."""
         order = self.order[rows]
         inverse = torch.full_like(self.inverse, -1)
-        inverse[order] = torch.arange(len(order), device=order.device)
+        inverse[order] = torch.arange(order.shape[0], device=order.device)
         before = torch.nn.functional.pad(rows.cumsum(0), (1, 0))
         return Routing(self.chosen, order, inverse, before[self.offsets])
 

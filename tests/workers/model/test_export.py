@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +24,7 @@ from workers.model.saved import SavedModel
 MODEL = """
 import torch
 from torch import nn
-from heterps import SparseEmbedding
+from heterps import MoE, SparseEmbedding
 
 class Pair(nn.Module):
     def __init__(self):
@@ -41,6 +43,17 @@ class Model(nn.Module):
     def forward(self, sparse, dense):
         wide = self.wide(sparse).flatten(1)
         x = self.drop(self.norm(torch.cat([self.pair(sparse), wide, dense], 1)))
+        click, other = self.head(x).unbind(1)
+        return {"click": click, "other": other}
+
+class Experts(Model):
+    def __init__(self):
+        super().__init__()
+        self.experts = MoE(11, experts=4, hidden=6, k=2)
+
+    def forward(self, sparse, dense):
+        wide = self.wide(sparse).flatten(1)
+        x = self.experts(torch.cat([self.pair(sparse), wide, dense], 1))
         click, other = self.head(x).unbind(1)
         return {"click": click, "other": other}
 
@@ -213,6 +226,24 @@ def test_a_program_and_exported_rows_give_what_the_model_gives(tmp_path, capsys)
     assert names == ["model.pt2", "model.pt2.json", "model.pt2.tables"]
 
 
+def test_a_mixture_of_experts_runs_where_we_are_not(tmp_path):
+    data = saved(tmp_path, "Experts")
+    target = tmp_path / "model.pt2"
+    assert cli.main(["export", str(tmp_path / "out"), "--torch", str(target)]) == 0
+    model = heterps.load(tmp_path / "out")
+    _, arguments = served(target, data, model)
+    torch.save((arguments, dict(model.predict(data, logits=True))), tmp_path / "expected")
+    program = (
+        "import sys, torch\n"
+        "arguments, expected = torch.load('expected', weights_only=True)\n"
+        "given = torch.export.load('model.pt2').module()(*arguments)\n"
+        "for name, one in expected.items():\n"
+        "    torch.testing.assert_close(given[name], one)\n"
+        "assert not {'heterps', 'workers'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+
 def test_an_export_that_fails_leaves_no_program_beside_rows_of_another_model(tmp_path, capsys):
     saved(tmp_path, "Model")
     target, told = tmp_path / "model.pt2", tmp_path / "model.pt2.json"
@@ -248,10 +279,11 @@ def test_a_program_of_one_batch_size_alone_is_refused(tmp_path, capsys):
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
     reason="ONNX is not installed",
 )
-def test_onnx_gives_what_the_model_gives(tmp_path):
+@pytest.mark.parametrize("entry", ["Model", "Experts"])
+def test_onnx_gives_what_the_model_gives(tmp_path, entry):
     import onnxruntime
 
-    data = saved(tmp_path, "Model")
+    data = saved(tmp_path, entry)
     target = tmp_path / "model.onnx"
     assert cli.main(["export", str(tmp_path / "out"), "--onnx", str(target)]) == 0
     model = heterps.load(tmp_path / "out")
