@@ -114,7 +114,8 @@ def test_guesses_that_are_wrong_too_often_are_not_read_until_they_are_right_agai
     with Cache(PackedExperts(packed[0]), 6, POLICIES["lru"](), 2, 1) as cache:
 
         def call(i: int, needed: int, guess: int) -> None:
-            while any(read is not None and not read.done for _, read in cache._spare):
+            own = [*cache._spare, *cache._ahead.values()]
+            while any(read is not None and not read.done for _, read in own):
                 time.sleep(0.001)  # so that there is a place for each guess
             arrive(cache, i % 2, [needed], [((i + 1) % 2, guess)])
 
