@@ -28,6 +28,7 @@ class Sealed(socket.socket):
         timeout = plain.gettimeout()
         super().__init__(plain.family, plain.type, plain.proto, fileno=plain.detach())
         self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._unsent = memoryview(b"")  # sealed, and not taken by the kernel
         self._room = memoryview(bytearray(_PIECE))
         try:
             self.settimeout(timeout)
@@ -71,6 +72,27 @@ class Sealed(socket.socket):
                 at += self._tls.write(view[at:end])
             self._flush()
 
+    def begin(self, data: Any) -> None:
+        """Seal what `go_on` is to send, after what it has begun."""
+        view, at = memoryview(data), 0
+        while at < len(view):
+            at += self._tls.write(view[at : at + _PIECE])
+
+    def go_on(self) -> bool:
+        """Send what the kernel takes without waiting; whether all has gone."""
+        if self._goes.pending:
+            self._unsent = memoryview(bytes(self._unsent) + self._goes.read())
+        before = self.gettimeout()
+        self.settimeout(0.0)
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[super().send(self._unsent) :]
+        except BlockingIOError:
+            return False
+        finally:
+            self.settimeout(before)
+        return True
+
     def _shake_hands(self) -> None:
         while True:
             try:
@@ -86,7 +108,9 @@ class Sealed(socket.socket):
         self._flush()
 
     def _flush(self) -> None:
-        if self._goes.pending:
+        if self._unsent:  # who reads meanwhile must not wait for the other to read
+            self.go_on()
+        elif self._goes.pending:
             super().sendall(self._goes.read())
 
     def _fill(self) -> None:

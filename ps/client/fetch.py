@@ -1,5 +1,6 @@
 """One message of a pull to one shard: the rows of some keys, of one table or of several."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -79,6 +80,7 @@ def fetch(
     shard: Shard,
     wanted: Sequence[Wanted],
     prefetch: bool = False,
+    by: float = math.inf,
 ) -> Fetched:
     """Ask a shard for rows that are its own; through shared memory where it is on this host.
 
@@ -88,6 +90,7 @@ def fetch(
         shard: whose they are.
         wanted: of one table or several.
         prefetch: have it bring them into memory, and send none.
+        by: when it has to be answered, by the monotonic clock, if not within the timeout.
 
     Raises:
         StaleRouteError: the routing has changed.
@@ -107,19 +110,25 @@ def fetch(
     heads: list[pb.PullRequest] = []
     payloads: list[Keys | bytes] = []
     for each in wanted:
-        head = each.head(routes, shard)
+        head, payload = asked(routes, shard, each)
         head.prefetch = prefetch
-        payload: Keys | bytes = each.keys
-        if len(each.keys) and each.keys.max() < _NARROW:
-            head.key_bytes = 4
-            payload = _native.narrow_keys(each.keys)
         heads.append(head)
         payloads.append(payload)
     first = joined(heads)
     sizes = [0 if prefetch else each.rows_bytes for each in wanted]
-    rows = shard.rows_of(shard.pull(pack(first, *payloads), what), first, sum(sizes))
+    reply = shard.pull(pack(first, *payloads), what, by=by)
+    rows = shard.rows_of(reply, first, sum(sizes))
     ends = [0, *accumulate(sizes)]
     return Fetched(tuple(rows[begin:end] for begin, end in pairwise(ends)))
+
+
+def asked(routes: Routes, shard: Shard, wanted: Wanted) -> tuple[pb.PullRequest, Keys | bytes]:
+    """A message to a shard, and its payload: the keys, narrow where they fit."""
+    head = wanted.head(routes, shard)
+    if len(wanted.keys) and wanted.keys.max() < _NARROW:
+        head.key_bytes = 4
+        return head, _native.narrow_keys(wanted.keys)
+    return head, wanted.keys
 
 
 def joined(heads: Sequence[pb.PullRequest]) -> pb.PullRequest:

@@ -1,5 +1,6 @@
 """One pull: its messages to the shards, and the rows put together again."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -12,14 +13,13 @@ from numpy.typing import NDArray
 
 from ps.client.fetch import Fetched, Wanted, fetch
 from ps.client.futures import combine
+from ps.client.pull_in_pieces import MESSAGE_BYTES, pull_in_pieces
 from ps.client.pull_in_place import PullInPlace
 from ps.client.session import Routes, Session, Shard
 from ps.engine import _native
 from ps.errors import ShardError, StaleRouteError, TableError
 from ps.table.arrays import FLOAT16_END, Floats, Keys
 
-# Larger batches travel as several messages: gRPC is fastest with 1-16 MiB.
-MESSAGE_BYTES = 8 << 20
 Positions = NDArray[np.int64]
 Part = tuple[Shard, Keys, Positions | None]
 
@@ -109,9 +109,14 @@ class Pull:
         rows = begun.finish() if begun else None
         if rows is not None:
             return self.shaped(rows[0])
+        by = time.monotonic() + self._session.timeout_s
+        if not self._distinct:
+            flat = pull_in_pieces(self._session, self.wanted)
+            if flat is not None:
+                return self.shaped(flat)
         plan = self.plan()
         parts = plan.parts(self._session, self.wanted.row_bytes)
-        works = [partial(self._fetch, plan.routes, shard, keys) for shard, keys, _ in parts]
+        works = [partial(self._fetch, plan.routes, shard, keys, by=by) for shard, keys, _ in parts]
         try:
             return self._finish(plan, parts, self._session.run(works))
         except Exception as error:
@@ -226,8 +231,15 @@ class Pull:
         while self._lent:
             self._lent.pop().release()
 
-    def _fetch(self, routes: Routes, shard: Shard, keys: Keys, prefetch: bool = False) -> Fetched:
-        fetched = fetch(self._session, routes, shard, [self.of(keys)], prefetch)
+    def _fetch(
+        self,
+        routes: Routes,
+        shard: Shard,
+        keys: Keys,
+        prefetch: bool = False,
+        by: float = math.inf,
+    ) -> Fetched:
+        fetched = fetch(self._session, routes, shard, [self.of(keys)], prefetch, by)
         self._lent.append(fetched)
         return fetched
 

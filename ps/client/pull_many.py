@@ -5,7 +5,8 @@ from functools import partial
 
 from ps.client.fetch import Fetched, Wanted, fetch
 from ps.client.futures import results_of
-from ps.client.pull import MESSAGE_BYTES, Part, Plan, Pull
+from ps.client.pull import Part, Plan, Pull
+from ps.client.pull_in_pieces import MESSAGE_BYTES
 from ps.client.pull_in_place import PullInPlace
 from ps.client.session import Session, Shard
 from ps.errors import StaleRouteError

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import os
 import socket
 import threading
@@ -38,6 +39,7 @@ from ps.shm.region import Region
 from ps.table.buckets import Route, Share, default_route, route_of
 
 SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)  # no answer came
+_LEAST_S = 0.05  # for a call that another way has left no time
 _PATH = "/heterps.v1.ParameterServer/"
 _METHODS = {PULL: "Pull", PUSH: "Push", STAGE: "Stage", TALLY: "Tally", COMMIT: "Commit"}
 
@@ -90,9 +92,16 @@ class Shard:
         self._turn = itertools.count()
         self._streams = Streams(self._stream) if streams else None
 
-    def pull(self, request: bytes, what: str, line: UnixLine | None = None) -> Buffer:
+    @property
+    def streams(self) -> Streams | None:
+        """Connections besides gRPC's; None: not wanted."""
+        return self._streams
+
+    def pull(
+        self, request: bytes, what: str, line: UnixLine | None = None, by: float = math.inf
+    ) -> Buffer:
         """Pull, raw; see `data`."""
-        return self.data(PULL, request, what, line)
+        return self.data(PULL, request, what, line, by)
 
     def push(self, request: bytes, what: str, line: UnixLine | None = None) -> Buffer:
         """Push, raw; see `data`."""
@@ -157,7 +166,14 @@ class Shard:
         text = f"was not asked any more ({what}): its client was aborted"
         return ShardError(self.index, self.address, grpc.StatusCode.CANCELLED, text)
 
-    def data(self, number: int, request: bytes, what: str, line: UnixLine | None = None) -> Buffer:
+    def data(
+        self,
+        number: int,
+        request: bytes,
+        what: str,
+        line: UnixLine | None = None,
+        by: float = math.inf,
+    ) -> Buffer:
         """One of the calls of a step, raw: by a line of this host, else by a stream, else by gRPC.
 
         A stream has half of the time, so that a call whose stream stalls is answered within it.
@@ -168,8 +184,10 @@ class Shard:
             request: the message.
             what: names it in errors.
             line: to this shard.
+            by: when it has to be answered, where that is earlier than its timeout from now.
         """
-        whole, limit = time.monotonic() + self._timeout_s, self._timeout_s
+        whole = min(by, time.monotonic() + self._timeout_s)
+        limit = min(self._timeout_s, max(_LEAST_S, whole - time.monotonic()))
         if not tracing.ON:  # spans follow calls of gRPC only
             if line is not None and len(request) <= MAX_MESSAGE:
                 return self.call(partial(line.call, number), request, what)

@@ -47,29 +47,52 @@ class Streams:
             BrokenLineError: there is no stream to it, or it broke or stalled; the message may have
                 come there.
         """
-        line = self._take()
+        line = self.take()
         if line is None:
             raise BrokenLineError("no stream")
-        keep = False
+        whole = False
         began = time.monotonic()
         try:
             reply = line.call(method, request, timeout)
-            keep = True
+            whole = True
             return reply
         except RefusedError:
-            keep = True
+            whole = True
             raise
         except BrokenLineError:
-            # The others are of the same shard: it was restarted, or the way to it is closed.
-            self._drop(pause=time.monotonic() - began >= timeout)
+            self.broke(stalled=time.monotonic() - began >= timeout)
             raise
         finally:
-            with self._lock:
-                if keep and line in self._lines:
-                    self._free.append(line)
-                else:
-                    self._lines.discard(line)
-                    line.close()
+            self.give_back(line, whole=whole)
+
+    def give_back(self, line: StreamLine, *, whole: bool) -> None:
+        """Let others have one that was taken.
+
+        Args:
+            whole: no reply is on its way; else it is closed.
+        """
+        with self._lock:
+            if whole and line in self._lines:
+                self._free.append(line)
+            else:
+                self._lines.discard(line)
+                line.close()
+
+    def broke(self, *, stalled: bool) -> None:
+        """Close those that nobody uses.
+
+        They are of the same shard as one that broke: it was restarted, or the way to it is closed.
+
+        Args:
+            stalled: none is to be made for a while.
+        """
+        with self._lock:
+            for line in self._free:
+                self._lines.discard(line)
+                line.close()
+            self._free.clear()
+            if stalled:
+                self._not_before = max(self._not_before, time.monotonic() + _PAUSE_S)
 
     def close(self) -> None:
         """Disconnect; calls under way find that the shard is gone, and no more are made."""
@@ -82,7 +105,8 @@ class Streams:
             self._lines.clear()
             self._free.clear()
 
-    def _take(self) -> StreamLine | None:
+    def take(self) -> StreamLine | None:
+        """One to use alone, and then to give back; None: there is none to be had."""
         with self._lock:
             if self._free:
                 return self._free.pop()
@@ -113,12 +137,3 @@ class Streams:
             made.close()
             return None
         return made
-
-    def _drop(self, *, pause: bool) -> None:
-        with self._lock:
-            for line in self._free:
-                self._lines.discard(line)
-                line.close()
-            self._free.clear()
-            if pause:
-                self._not_before = max(self._not_before, time.monotonic() + _PAUSE_S)

@@ -123,6 +123,26 @@ class Table:
     def tracks_usage(self) -> bool: ...
 
 def unique(keys: _Buffer) -> tuple[NDArray[np.uint64], NDArray[np.int64]]: ...
+class Pieces:
+    """A batch of keys that is asked for piece by piece, each key once."""
+
+    def __init__(self, keys: _Buffer, route: NDArray[np.uint16], shards: int) -> None: ...
+    def next(self, end: int) -> list[NDArray[np.uint64]]:
+        """Go on to the key at `end`: those to ask for now, by shard; so their rows lie."""
+
+    def spread(
+        self, begin: int, end: int, rows: _Buffer, out: _Buffer, dim: int, parallel: bool
+    ) -> None:
+        """Copy rows to where the keys from `begin` to `end` are in `out`, float32 [n, dim]."""
+
+    @property
+    def straight(self) -> int:
+        """How many rows at the beginning lie as the keys do: they belong into `out`."""
+
+    @property
+    def asked(self) -> int:
+        """Rows of all pieces until now."""
+
 def partition(
     keys: _Buffer, route: NDArray[np.uint16], shards: int
 ) -> list[tuple[NDArray[np.uint64], NDArray[np.int64]]]: ...

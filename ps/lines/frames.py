@@ -5,6 +5,7 @@ as long as it is told to. TLS moves 16 KB at a time.
 """
 
 import json
+import select
 import socket
 import struct
 import sys
@@ -87,19 +88,78 @@ def receive(connection: socket.socket, size: int, until: float) -> Buffer:
     if _in_the_clear(connection):
         return _pulled(connection, size, until)
     room = np.empty(size, np.uint8).data
+    receive_into(connection, room, until)
+    return room.toreadonly()
+
+
+def receive_into(connection: socket.socket, room: memoryview, until: float) -> None:
+    """Fill bytes with the next ones of a connection.
+
+    Raises:
+        OSError: the other is gone; TimeoutError: it sends nothing, or too slowly.
+    """
+    clear = _in_the_clear(connection)
     at = looked = 0
-    connection.settimeout(_left(until))
-    while at < size:
-        if at - looked >= _PIECE:
+    if not clear:
+        connection.settimeout(_left(until))
+    while at < len(room):
+        if clear:
+            _allow(connection, socket.SO_RCVTIMEO, _left(until))
+        elif at - looked >= _PIECE:
             connection.settimeout(_left(until))
             looked = at
         elif time.monotonic() > until:
             raise TimeoutError("too slow")
-        more = connection.recv_into(room[at:])
+        try:
+            more = connection.recv_into(room[at:], 0, socket.MSG_WAITALL if clear else 0)
+        except BlockingIOError:
+            raise TimeoutError("nothing comes") from None
         if not more:
             raise ConnectionError("the connection was closed")
         at += more
-    return room.toreadonly()
+
+
+class Sending:
+    """A message that goes as fast as the other takes it, while this one does something else.
+
+    Args:
+        kind: its method.
+    """
+
+    def __init__(self, connection: socket.socket, kind: int, body: bytes) -> None:
+        self._connection = connection
+        self._parts: list[Buffer] = [_HEAD.pack(kind, len(body)), body]
+        if isinstance(connection, Sealed):
+            for part in self._parts:
+                connection.begin(part)
+
+    def go_on(self) -> bool:
+        """Send what can be sent now; whether that was all.
+
+        Raises:
+            OSError: the other is gone.
+        """
+        if isinstance(self._connection, Sealed):
+            return self._connection.go_on()
+        self._connection.settimeout(None)  # else it would wait all the same
+        while self._parts:
+            try:
+                sent = self._connection.sendmsg(self._parts, [], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            _strike(self._parts, sent)
+        return True
+
+    def wait(self, until: float) -> None:
+        """Wait until some more of it can be sent.
+
+        Raises:
+            TimeoutError: it cannot.
+        """
+        poll = select.poll()
+        poll.register(self._connection, select.POLLOUT)
+        if not poll.poll(1000 * _left(until)):
+            raise TimeoutError("nothing is taken")
 
 
 def _pushed(connection: socket.socket, parts: list[Buffer], until: float) -> None:
@@ -108,12 +168,18 @@ def _pushed(connection: socket.socket, parts: list[Buffer], until: float) -> Non
             sent = connection.sendmsg(parts)
         except BlockingIOError:
             raise TimeoutError("nothing is taken") from None
-        while parts and sent >= len(parts[0]):
-            sent -= len(parts.pop(0))
+        _strike(parts, sent)
         if not parts:
             return
-        parts[0] = memoryview(parts[0])[sent:]
         _allow(connection, socket.SO_SNDTIMEO, _left(until))
+
+
+def _strike(parts: list[Buffer], sent: int) -> None:
+    """Leave what has not been sent."""
+    while parts and sent >= len(parts[0]):
+        sent -= len(parts.pop(0))
+    if parts:
+        parts[0] = memoryview(parts[0])[sent:]
 
 
 def _pulled(connection: socket.socket, size: int, until: float) -> bytes:

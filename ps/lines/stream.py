@@ -30,9 +30,10 @@ from ps.lines.calls import (
     refusal,
     refused,
 )
-from ps.lines.frames import MALFORMED, receive, receive_head, send
+from ps.lines.frames import MALFORMED, Sending, receive, receive_head, receive_into, send
 
 _LET_IN = b"\0"
+_HEAD_BYTES = 4096  # of a reply, before the rows of a pull
 _SILENCE_S = 20.0  # of a client in the middle of a message
 _PACE = 1 << 16  # bytes a second that it sends or takes at least
 _SMALL = 1 << 16  # bytes of a message that is read whoever else is sending
@@ -209,6 +210,44 @@ class StreamLine(Line):
         if refusing is not None:
             raise refusing
         return reply
+
+    def begin(self, method: int, request: bytes) -> Sending:
+        """A call whose reply is taken later, behind those of the calls before it.
+
+        A shard answers one after the other, and reads no further while its reply is not taken.
+        """
+        return Sending(self._socket, method, request)
+
+    def finish(self, room: memoryview, until: float) -> bytes:
+        """Have the last bytes of the next reply in `room`; those before them.
+
+        Args:
+            until: when it has to have come, by the monotonic clock.
+
+        Raises:
+            RefusedError: the shard refused.
+            BrokenLineError: as of `call`.
+        """
+        try:
+            found = receive_head(self._socket, until, until - time.monotonic())
+            if found is None:
+                raise ConnectionError("the connection was closed")
+            status, size = found
+            if status == OK:
+                before = size - len(room)
+                if not 0 <= before <= _HEAD_BYTES:
+                    raise ConnectionError(f"a reply of {size} bytes, expected {len(room)} of rows")
+                head = bytes(receive(self._socket, before, until))
+                receive_into(self._socket, room, until)
+                return head
+            if size > TENSOR_BYTES:
+                raise ConnectionError(f"a reply of {size} bytes")
+            refusing = refusal(status, bytes(receive(self._socket, size, until)))
+        except TimeoutError:
+            raise BrokenLineError("no answer in time") from None
+        except (OSError, MemoryError, *MALFORMED) as error:
+            raise BrokenLineError(str(error)) from None
+        raise refusing
 
 
 def _until(size: int) -> float:

@@ -101,6 +101,11 @@ class SharedMemory:
             self.discard(made)
         return None
 
+    @property
+    def near(self) -> bool:
+        """Whether any of the shards is on this host, as far as is known."""
+        return bool(self._attach.keys() - self._elsewhere)
+
     def release(self, block: Block) -> None:
         """A block is free again."""
         with self._lock:

@@ -66,6 +66,7 @@ NB_MODULE(_native, m) {
   BindBags(m);
   BindBatch(m);
   BindMerge(m);
+  BindPieces(m);
 }
 
 }  // namespace heterps::ps

@@ -114,6 +114,7 @@ inline size_t CheckKeyBytes(size_t key_bytes) {
 void BindBags(nb::module_& m);
 void BindBatch(nb::module_& m);
 void BindMerge(nb::module_& m);
+void BindPieces(nb::module_& m);
 void BindTable(nb::module_& m);
 void BindWindow(nb::module_& m);
 

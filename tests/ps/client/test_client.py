@@ -99,7 +99,10 @@ def test_large_batches_travel_in_parts(
             monkeypatch.setattr(
                 shard,
                 "pull",
-                lambda request, what, ask=ask: (calls.append(what), ask(request, what))[1],
+                lambda request, what, ask=ask, **how: (
+                    calls.append(what),
+                    ask(request, what, **how),
+                )[1],
             )
         client.push("parts", keys, -grads)
         np.testing.assert_array_equal(client.pull("parts", keys[::-1]), grads[::-1])

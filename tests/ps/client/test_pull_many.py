@@ -66,10 +66,12 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> Messages:
         found.note(f"line {id(line)}", request)
         send(line, method, request, timeout)
 
-    def noted_data(shard: Shard, number: int, request: bytes, what: str, line=None) -> bytes:
+    def noted_data(
+        shard: Shard, number: int, request: bytes, what: str, line=None, *by: float
+    ) -> bytes:
         if line is None:
             found.note(shard.address, request)
-        return data(shard, number, request, what, line)
+        return data(shard, number, request, what, line, *by)
 
     monkeypatch.setattr(UnixLine, "send", noted_send)
     monkeypatch.setattr(Shard, "data", noted_data)
