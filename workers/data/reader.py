@@ -14,7 +14,6 @@ from workers.data.columns import Batch, Encoder, concatenate
 from workers.data.errors import DataError
 from workers.data.joins import Joined, joins_of
 from workers.data.labels import Label, labels_of
-from workers.data.own import OwnBlocks
 from workers.data.stored import mapped, store
 
 Split = Literal["train", "valid", "test"]
@@ -60,6 +59,8 @@ class Dataset:
         pattern = {"train": spec.train, "valid": spec.valid, "test": spec.test}[split]
         blocks: Blocks
         if spec.source:
+            from workers.data.own import OwnBlocks  # brings torch: only where a source needs it
+
             blocks = OwnBlocks(spec, pattern, Path(directory))
         else:
             paths = files.find(Path(directory), spec.path, pattern, f"data.{split}")

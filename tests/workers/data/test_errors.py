@@ -2,6 +2,8 @@
 
 import gzip
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +238,9 @@ def test_first_rows_are_looked_at(tmp_path: Path) -> None:
     job.data.dense.append("distance")
     with pytest.raises(DataError, match=r"b\.csv, row 2: data\.dense: distance: got 'far'"):
         check(job)
+
+
+def test_whoever_checks_files_needs_no_torch() -> None:
+    """Such as `heterps submit`, and a job's own `prepare`, which makes keys."""
+    code = "import sys, workers.data.check, workers.data.keys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
