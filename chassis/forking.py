@@ -117,6 +117,7 @@ class ForkServer:
         self._connection: socket.socket | None = None
         self._answers: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # pids; None: it died
         self._useless = False  # it ended before it forked anything
+        self._needed = False  # it has been asked for a process
         self._closed = False
         self._known = threading.Lock()
         self._children: dict[int, Forked] = {}
@@ -193,7 +194,7 @@ class ForkServer:
             self._connection = None
             if self._process is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(2.0)
+                    self._process.wait(2.0 if self._needed else 0.0)  # it may still import
                 self._process.kill()
                 self._process.wait()
 
@@ -212,6 +213,7 @@ class ForkServer:
         if self._connection is None:
             self._start()
         assert self._connection is not None
+        self._needed = True
         try:
             socket.send_fds(self._connection, [message], descriptors)
         except OSError as error:

@@ -222,7 +222,7 @@ class Cluster(Closing):
     def _spawn_node(self, name: str) -> Child:
         argv = module_argv("workers.node", "--type", name, "--units", str(self.types[name]))
         argv += ["--scheduler", self.address, "--bind", "127.0.0.1:0", "--notice", "0"]
-        argv += ["--directory", str(self.directory / f"node-{name}")]
+        argv += ["--warm", "--directory", str(self.directory / f"node-{name}")]
         argv += ["--emulate"] if name in self.emulated else []
         argv += ["--device", self._devices[name]] if self._devices.get(name) else []
         return spawn(f"node {name}", argv, directory=self._logs)

@@ -1,7 +1,9 @@
 """The cluster of its own on this machine that a command starts for a job."""
 
 import signal
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -76,9 +78,17 @@ class Offer:
 
     @contextmanager
     def cluster(
-        self, console: "Console", redis_url: str | None, keep: bool = False
+        self,
+        console: "Console",
+        redis_url: str | None,
+        keep: bool = False,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> "Iterator[Client]":
-        """A cluster of these types, ended afterwards unless it is to be kept."""
+        """A cluster of these types, ended afterwards unless it is to be kept.
+
+        Args:
+            meanwhile: done while it starts.
+        """
         from heterps.client.client import Client
         from heterps.cluster.embedded import Cluster
         from heterps.report.progress import step
@@ -87,6 +97,7 @@ class Offer:
         if keep:
             from heterps.cluster import supervisor
 
+            meanwhile()
             with step(console, "starting the cluster"):
                 running = supervisor.up(types, emulated, redis_url=redis_url)
             with Client(running.address) as client:
@@ -95,12 +106,26 @@ class Offer:
             console.print(f"  the cluster stays up at {running.address}; {end}")
             return
         cluster = Cluster(types=types, emulate=emulated, redis_url=redis_url, devices=self.devices)
-        with step(console, "starting the cluster"):
-            cluster.start()
+        starting = Future[object]()
+
+        def start() -> None:
+            try:
+                starting.set_result(cluster.start())
+            except BaseException as error:
+                starting.set_exception(error)
+
+        thread = threading.Thread(target=start, name="starts the cluster")
+        thread.start()
         try:
+            meanwhile()
+            with step(console, "starting the cluster"):
+                starting.result()
             yield cluster.client()
         finally:
             with uninterrupted():
+                while thread.is_alive():  # it fails as soon as one of its processes has ended
+                    cluster.stop()
+                    thread.join(0.1)
                 cluster.stop()
 
     def tell_absent(self, console: "Console") -> None:

@@ -70,11 +70,14 @@ def train(
         _go_on(console, job)
     offer = Offer.of(job, units, emulate)
     offer.emulate_in(job)
-    with step(console, f"preparing {job.data.path}") as detail:
-        prepare(job, detail)
-        check_data(job)
+
+    def prepared() -> None:
+        with step(console, f"preparing {job.data.path}") as detail:
+            prepare(job, detail)
+            check_data(job)
+
     with (
-        offer.cluster(console, redis_url, keep) as client,
+        offer.cluster(console, redis_url, keep, prepared) as client,
         ExitStack() as stack,
     ):
         job_id = client.submit(job, code=False)  # its processes read it where it is
