@@ -115,7 +115,7 @@ FAULTS = {
     ),
     "rows of the next group": Fault("grouped_ffn", FFN, "row >= tile.rows || ", "", 1),
     "columns of the next row": Fault("grouped_ffn", FFN, " || column >= columns", "", 3),
-    "runs that are not whole": Fault("grouped_ffn", RUN, "widths % kRun<T> == 0", "true"),
+    "runs that are not whole": Fault("grouped_ffn", RUN, "widths % kRun<T> == 0", "widths >= 0"),
     "rows of the second half": Fault(
         "grouped_ffn", TILE, "first < rows && ", "first < (rows < 64 ? rows : 64) && "
     ),
