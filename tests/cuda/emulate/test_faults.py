@@ -137,7 +137,10 @@ FAULTS = {
         "if (offsets != nullptr) return;",
     ),
     "weights that are zeroed": Fault(
-        "grouped_ffn", PRODUCT, "if (offsets[e] < offsets[e + 1]) return;", ""
+        "grouped_ffn",
+        PRODUCT,
+        "if (offsets[e] < offsets[e + 1]) return;",
+        "if (offsets[e] <= offsets[e + 1]) return;",
     ),
     "pitches of the other layout": Fault(
         "grouped_ffn", PRODUCT, "? depth : width;", "? width : width;"
