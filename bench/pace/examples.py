@@ -160,8 +160,8 @@ class Cut:
         job.directory, job.output = str(folder), str(folder / "out")
         untimed = JobSpec()
         untimed.CopyFrom(job)
-        times = [(0.0, 0.0)] * len(self.stage_of)
-        _sleep(untimed, self.of, dict(enumerate(times)), folder / "untimed")
+        no_time = dict.fromkeys(range(len(self.stage_of)), (0.0, 0.0))
+        _sleep(untimed, self.of, no_time, folder / "untimed")
         size = self.batch / micro_batches_of(self, planned)
         besides = time_besides(untimed, self.cuts, math.ceil(size))
         pinned = {"core": core, "computing": self._computing()} if core is not None else {}

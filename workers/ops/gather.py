@@ -22,6 +22,29 @@ def _weights_dtype(rows: Tensor) -> torch.dtype:
     return torch.float64 if rows.dtype == torch.float64 else torch.float32
 
 
+# --- by torch's operators ------------------------------------------------------------------------
+
+
+def gather_rows_plainly(
+    x: Tensor, weights: Tensor | None, inverse: Tensor, order: Tensor, k: int
+) -> Tensor:
+    """What `heterps::gather_rows` gives."""
+    rows = x[order // k]
+    if weights is None:
+        return rows
+    return (rows * weights.reshape(-1)[order].unsqueeze(1)).to(x.dtype)
+
+
+def gather_sum_plainly(
+    rows: Tensor, weights: Tensor | None, inverse: Tensor, order: Tensor, k: int
+) -> Tensor:
+    """What `heterps::gather_sum` gives."""
+    picked = _picked(rows, inverse, k).to(_weights_dtype(rows))
+    if weights is not None:
+        picked = picked * weights.unsqueeze(2)
+    return picked.sum(dim=1).to(rows.dtype)
+
+
 # --- gather_rows ---------------------------------------------------------------------------------
 
 
@@ -30,10 +53,7 @@ def _gather_rows(
     x: Tensor, weights: Tensor | None, inverse: Tensor, order: Tensor, k: int
 ) -> Tensor:
     if not native_for(x):
-        rows = x[order // k]
-        if weights is None:
-            return rows
-        return (rows * weights.reshape(-1)[order].unsqueeze(1)).to(x.dtype)
+        return gather_rows_plainly(x, weights, inverse, order, k)
     rows = x.new_empty((order.shape[0], x.shape[1]))
     with device_of(x):
         _ops.gather_rows(
@@ -70,13 +90,9 @@ def _gather_rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 def _gather_sum(
     rows: Tensor, weights: Tensor | None, inverse: Tensor, order: Tensor, k: int
 ) -> Tensor:
-    tokens = inverse.shape[0] // k
     if not native_for(rows):
-        picked = _picked(rows, inverse, k).to(_weights_dtype(rows))
-        if weights is not None:
-            picked = picked * weights.unsqueeze(2)
-        return picked.sum(dim=1).to(rows.dtype)
-    x = rows.new_empty((tokens, rows.shape[1]))
+        return gather_sum_plainly(rows, weights, inverse, order, k)
+    x = rows.new_empty((inverse.shape[0] // k, rows.shape[1]))
     with device_of(rows):
         _ops.gather_sum(
             native(rows),
@@ -153,7 +169,7 @@ def _native_weights(weights: Tensor | None, rows: Tensor) -> Tensor | None:
 def _picked(rows: Tensor, inverse: Tensor, k: int) -> Tensor:
     """The row of each pair [T, K, D], zero where it was dropped."""
     kept = (inverse >= 0).unsqueeze(1)
-    if len(rows) == 0:
+    if rows.shape[0] == 0:
         rows = rows.new_zeros((1, rows.shape[1]))
     return torch.where(kept, rows[inverse.clamp(min=0)], 0).reshape(-1, k, rows.shape[1])
 

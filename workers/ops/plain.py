@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from workers.ops.gather import gather_rows_plainly, gather_sum_plainly
 from workers.ops.grouped_ffn import activate
 
 _Op = Callable[..., Tensor | tuple[Tensor, ...]]
@@ -20,8 +21,8 @@ def decompositions() -> dict[OpOverload, _Op]:
     ops = torch.ops.heterps
     return {
         ops.route.default: _route,
-        ops.gather_rows.default: _gather_rows,
-        ops.gather_sum.default: _gather_sum,
+        ops.gather_rows.default: gather_rows_plainly,
+        ops.gather_sum.default: gather_sum_plainly,
         ops.grouped_ffn.default: _grouped_ffn,
     }
 
@@ -40,25 +41,6 @@ def _route(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bounds = torch.arange(logits.shape[1] + 1, device=flat.device)
     offsets = (flat.unsqueeze(0) < bounds.unsqueeze(1)).sum(dim=1)
     return chosen.int(), order, order.argsort(), offsets
-
-
-def _gather_rows(
-    x: Tensor, weights: Tensor | None, inverse: Tensor, order: Tensor, k: int
-) -> Tensor:
-    rows = x[order // k]
-    if weights is None:
-        return rows
-    return (rows * weights.reshape(-1)[order].unsqueeze(1)).to(x.dtype)
-
-
-def _gather_sum(
-    rows: Tensor, weights: Tensor | None, inverse: Tensor, order: Tensor, k: int
-) -> Tensor:
-    kept = (inverse >= 0).unsqueeze(1)
-    picked = torch.where(kept, rows[inverse.clamp(min=0)], 0).reshape(-1, k, rows.shape[1])
-    if weights is not None:
-        picked = picked * weights.unsqueeze(2)
-    return picked.sum(dim=1).to(rows.dtype)
 
 
 def _grouped_ffn(
