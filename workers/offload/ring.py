@@ -2,8 +2,8 @@
 
 After SE-MoE's ring memory (https://arxiv.org/abs/2205.10034): sections, each experts of a layer
 that follow one another, K of which are in memory. There all K travel; here those do that must, as
-whatever stays need not be read: three, of which two are read while one is computed, and the other
-K - 3 stay where they are.
+whatever stays need not be read: three, of which two are read while one is computed, and as many
+others as the rest of the memory holds stay where they are.
 """
 
 from collections import deque
@@ -37,15 +37,26 @@ class RingPlan:
     """What goes round, and what stays.
 
     sections: of all layers, in their order.
-    size: bytes of the largest.
-    slots: that memory has for them; at most one each.
-    stays: of each section, whether it stays.
+    sizes: of each, bytes.
+    stays: of each, whether it stays.
+    slots: for those that travel, each as large as the largest section.
     """
 
     sections: tuple[Section, ...]
-    size: int
-    slots: int
+    sizes: tuple[int, ...]
     stays: tuple[bool, ...]
+    slots: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the largest section."""
+        return max(self.sizes)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of all slots, and of what stays."""
+        staying = sum(size for size, stays in zip(self.sizes, self.stays, strict=True) if stays)
+        return self.slots * self.size + staying
 
 
 def plan_ring(layers: Sequence[LayerAt], memory: int) -> RingPlan:
@@ -60,24 +71,37 @@ def plan_ring(layers: Sequence[LayerAt], memory: int) -> RingPlan:
             f"offload: memory: expected at least {2 * largest} bytes, two of the largest experts, "
             f"for mode ring, got {memory}"
         )
-    wanted = max(largest, min(_SECTION, memory // 8))
-    sections = []
-    for index, layer in enumerate(layers):
-        parts = -(-layer.experts * layer.extent // wanted)
-        parts = min(layer.experts, parts)
-        bounds = [layer.experts * i // parts for i in range(parts + 1)]
-        sections += [Section(index, a, b) for a, b in pairwise(bounds)]
-    size = max((one.last - one.first) * layers[one.layer].extent for one in sections)
+    sections = _cut(layers, max(largest, min(_SECTION, memory // 8)))
+    size = max(_sizes(layers, sections))
     if memory < 2 * size:  # parts of a layer are not all even
         size = largest
-        sections = [
-            Section(i, e, e + 1) for i, layer in enumerate(layers) for e in range(layer.experts)
-        ]
-    count = len(sections)
-    slots = min(memory // size, count)
-    staying = count if slots == count else max(0, slots - _TRAVELLING)
-    stays = tuple((i + 1) * staying // count > i * staying // count for i in range(count))
-    return RingPlan(tuple(sections), size, slots, stays)
+        sections = _cut(layers, 0)
+    sizes = _sizes(layers, sections)
+    total = sum(sizes)
+    if total <= memory:
+        return RingPlan(sections, sizes, (True,) * len(sections), 0)
+    slots = min(memory // size, _TRAVELLING)
+    left = memory - slots * size
+    stays, staying, passed = [], 0, 0
+    for one in sizes:  # evenly over the round, so that reads are
+        passed += one
+        stays.append((staying + one) * total <= left * passed)
+        staying += one if stays[-1] else 0
+    return RingPlan(sections, sizes, tuple(stays), slots)
+
+
+def _cut(layers: Sequence[LayerAt], wanted: int) -> tuple[Section, ...]:
+    """Sections of about so many bytes, or of one expert."""
+    sections = []
+    for index, layer in enumerate(layers):
+        parts = min(layer.experts, -(-layer.experts * layer.extent // max(1, wanted)))
+        bounds = [layer.experts * i // parts for i in range(parts + 1)]
+        sections += [Section(index, a, b) for a, b in pairwise(bounds)]
+    return tuple(sections)
+
+
+def _sizes(layers: Sequence[LayerAt], sections: Sequence[Section]) -> tuple[int, ...]:
+    return tuple((one.last - one.first) * layers[one.layer].extent for one in sections)
 
 
 class Ring(Store):
@@ -96,20 +120,21 @@ class Ring(Store):
     """
 
     def __init__(self, packed: PackedExperts, plan: RingPlan, readers: int) -> None:
-        self.slots = plan.slots
-        memory, self.locked = fixed(plan.slots * plan.size)
-        slots = list(memory.split(plan.size))
+        staying = [i for i, stays in enumerate(plan.stays) if stays]
+        self.slots = plan.slots + len(staying)
+        memory, self.locked = fixed(plan.memory)
+        kept = [plan.sizes[i] for i in staying]
+        *parts, travelling = memory.split([*kept, plan.slots * plan.size])
         super().__init__(packed, readers)
         self.strays = 0  # times that another section was needed than the next
         self._sections = plan.sections
         self._of_layer: list[list[int]] = [[] for _ in packed.layers]
         for i, section in enumerate(plan.sections):
             self._of_layer[section.layer].append(i)
-        staying = [i for i, stays in enumerate(plan.stays) if stays]
-        self._kept = {i: slots.pop() for i in staying}
+        self._kept = dict(zip(staying, parts, strict=True))
         self._order = [i for i, stays in enumerate(plan.stays) if not stays]
         self._place = {section: place for place, section in enumerate(self._order)}
-        self._free = slots
+        self._free = list(travelling.split(plan.size)) if plan.slots else []
         self._next = 0  # in order, to be read
         self._ahead: deque[tuple[Read, Tensor]] = deque()  # being read, or read; and their slots
         try:
