@@ -7,7 +7,7 @@ BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 DEV     := $(VENV)/.installed-dev
 CUDA_TOOLS := build/cuda-tools/.installed
-SOURCES := pyproject.toml CMakeLists.txt $(shell find ps/engine scheduler/engine cuda -type f -not -name "*.py*" 2>/dev/null)
+SOURCES := pyproject.toml CMakeLists.txt $(shell find ps/engine scheduler/engine workers/offload/engine cuda -type f -not -name "*.py*" 2>/dev/null)
 INSTALL := $(BIN)/python deploy/install.py
 # The CPU build where one is offered: a GPU machine sets TORCH=torch to get its own.
 TORCH   ?= torch>=2.9,<2.14

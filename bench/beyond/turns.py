@@ -14,6 +14,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from bench.beyond.contestants import files
+from workers.offload.layout import view_of
 from workers.offload.memory import fixed
 from workers.offload.packed import PackedExperts
 from workers.offload.readers import Read, Readers
@@ -179,9 +180,9 @@ class Disk:
     """What the reader gets of the file of experts: bytes a second."""
 
     def __init__(self, work: Path) -> None:
-        packed = PackedExperts(files(work)["heterps"])
-        self._layers, self._readers = packed.layers, Readers(packed, 8)
-        self._size = max(layer.extent for layer in packed.layers)
+        self._packed = PackedExperts(files(work)["heterps"])
+        self._layers, self._readers = self._packed.layers, Readers(8)
+        self._size = max(layer.extent for layer in self._layers)
         self._memory = fixed(8 * self._size)[0].view(8, self._size)
         self._draw = random.Random(0)
 
@@ -193,11 +194,10 @@ class Disk:
             for slot in range(at_once):
                 layer = self._draw.randrange(len(self._layers))
                 expert = self._draw.randrange(self._layers[layer].experts)
-                read = Read(slot, layer, expert, [self._memory[slot]], compared=False)
+                read = Read(self._packed, slot, layer, expert, [view_of(self._memory[slot])], False)
                 self._readers.begin(read)
                 reads.append(read)
                 size += self._size
             for read in reads:
-                while not read.done:
-                    self._readers.wait()
+                self._readers.wait(read)
         return size / (time.perf_counter() - begin)

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 from contextlib import closing
 
-from workers.offload.layout import PAGE
+from workers.offload.layout import PAGE, view_of
 from workers.offload.memory import fixed
 from workers.offload.packed import PackedExperts
 from workers.offload.policy import Policy
@@ -12,7 +12,6 @@ from workers.offload.residents import Residents
 from workers.offload.store import Guess, Ready, Store
 
 _FADES = 1 / 32  # the share of the latest guess in how often guesses are right
-_LEFT_AHEAD = 4  # parts that who reads ahead and who waits read by themselves: both are awake
 _WORTH = 0.5  # how often they must be: a wrong one holds up others for a part of a read
 
 
@@ -20,9 +19,9 @@ class Cache(Store):
     """Slots for some of the experts of a file.
 
     Who is in memory comes first, while others are read; all are asked for at once where they have
-    room. When a layer needs nothing more from the disk, experts that the next one is likely to need
-    are read ahead, to places of their own: one that is needed gets a slot by exchange of places,
-    and so who is in memory, and who gives way, is as it were without.
+    room. Behind these, experts that the next layer is likely to need are read ahead, to places of
+    their own: one that is needed gets a slot by exchange of places, and so who is in memory, and
+    who gives way, is as it were without.
 
     Args:
         packed: the file; closed with this.
@@ -40,6 +39,8 @@ class Cache(Store):
         self.slots = slots
         memory, self.locked = fixed((slots + ahead) * size)
         self.memory = memory.view(slots + ahead, size)
+        self._view = view_of(memory)
+        self._extents = [layer.extent for layer in packed.layers]
         super().__init__(packed, readers, ahead > 0)
         self._residents = Residents(slots, policy)
         self._place = list(range(slots))  # in memory, of each slot
@@ -58,29 +59,27 @@ class Cache(Store):
         """See `Store`."""
         self.require_open()
         self._settle()
-        first, given, likely = self._first[layer], 0, None
+        first, slots = self._first[layer], self._residents.slot
         keys = [first + e for e in experts]
         self._learn(keys)
+        left = sum(key not in slots for key in keys)
         with closing(self._residents.turns(keys)) as turns:
             for turn in turns:
-                for i, (key, slot) in enumerate(turn.begin, start=1):
-                    own = i == len(turn.begin) == len(keys) - given  # nothing to compute meanwhile
-                    self._begin(layer, key, slot, own)
-                if likely is None:  # while they are read
-                    likely = guess() if guess is not None and self._right else ()
+                for key, slot in turn.begin:
+                    self._begin(layer, key, slot)
+                left -= len(turn.begin)
+                if left == 0 and guess is not None and self._right:
+                    self._look_ahead(guess())  # which is read behind these
+                    guess = None
                 waiting = {key for key in turn.give if key in self._reads}
                 ready = [key for key in turn.give if key not in waiting]
                 while ready or waiting:
                     if not ready:
                         ready = self._arrived(waiting)
                         waiting.difference_update(ready)
-                    given += len(ready)
-                    if given == len(keys):
-                        self._look_ahead(likely)
                     if ready:
-                        residents = self._residents.slot
                         yield Ready(
-                            self.memory, {key - first: self._place[residents[key]] for key in ready}
+                            self.memory, {key - first: self._place[slots[key]] for key in ready}
                         )
                     ready = []
                 self._count()
@@ -88,24 +87,25 @@ class Cache(Store):
     def _count(self) -> None:
         self._stats.hits, self._stats.misses = self._residents.hits, self._residents.misses
 
-    def _begin(self, layer: int, key: int, slot: int, own: bool) -> None:
-        """Have it read; `own`: a last part of it by who waits for it."""
+    def _begin(self, layer: int, key: int, slot: int) -> None:
+        """Have it read."""
         if key in self._ahead:
             place, read = self._ahead.pop(key)
             self._spare.append((self._place[slot], None))
             self._place[slot] = place
             self._stats.ahead += 1
-            self.readers.hurry(read, leave=_LEFT_AHEAD * own)
+            self.readers.hurry(read)
         else:
             read = self._read(layer, key, self._place[slot])
-            self.readers.begin(read, leave=own)
+            self.readers.begin(read)
         self._reads[key] = read
 
     def _read(self, layer: int, key: int, place: int) -> Read:
         """An expert's, to a place."""
-        into = self.memory[place, : self.packed.layers[layer].extent]
-        self._stats.bytes_read += into.nbytes
-        return Read(key, layer, key - self._first[layer], [into])
+        begin, size = place * self.memory.shape[1], self._extents[layer]
+        self._stats.bytes_read += size
+        into = [self._view[begin : begin + size]]
+        return Read(self.packed, key, layer, key - self._first[layer], into)
 
     def _learn(self, keys: Sequence[int]) -> None:
         """See which guesses were right, and read no more of the others."""
@@ -144,13 +144,7 @@ class Cache(Store):
         Raises:
             Exception: what a read ended with; the expert is not in memory then.
         """
-        reads = [self._reads[key] for key in waiting]
-        if not any(read.done for read in reads):
-            mine = next((read for read in reads if read.parts), None)
-            if mine is None:
-                self.readers.wait()
-            else:
-                self.readers.work(mine)
+        self.readers.wait(*(self._reads[key] for key in waiting))
         ended = [self._reads.pop(key) for key in waiting if self._reads[key].done]
         for read in ended:
             self._end(read)
@@ -164,8 +158,7 @@ class Cache(Store):
         while self._reads:
             _, read = self._reads.popitem()
             self._stats.bytes_read -= self.readers.drop(read)
-            while not read.done:
-                self.readers.wait()
+            self.readers.wait(read)
             self._end(read)
 
     def _end(self, read: Read) -> None:

@@ -95,8 +95,8 @@ def _expect(
     needs = needs_of(known or of_chance(layers, k, batch), slots, policy)
     rows = batch * sum(k) / max(1.0, needs.needed)
     at_once = max(1, round(needs.missed / len(layers)))
-    with Readers(packed, readers) as threads:
-        speeds = measure(threads, layers, memory, rows, at_once)
+    with Readers(readers) as threads:
+        speeds = measure(threads, packed, memory, rows, at_once)
     cache = expect_cache(needs, len(layers), speeds)
     return (cache,) if ring is None else (cache, expect_ring(layers, ring, speeds, needs.needed))
 

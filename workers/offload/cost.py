@@ -18,8 +18,9 @@ from time import perf_counter
 import torch
 
 from workers import ops
-from workers.offload.layout import LayerAt
+from workers.offload.layout import LayerAt, view_of
 from workers.offload.memory import fixed
+from workers.offload.packed import PackedExperts
 from workers.offload.readers import Read, Readers
 from workers.offload.replay import replay
 from workers.offload.ring import RingPlan
@@ -67,7 +68,7 @@ class Expected:
 
 def measure(
     readers: Readers,
-    layers: Sequence[LayerAt],
+    packed: PackedExperts,
     memory: int,
     rows: float,
     at_once: int,
@@ -76,8 +77,8 @@ def measure(
     """Read and compute some experts of a file.
 
     Args:
-        readers: of the file; nobody else uses them meanwhile.
-        layers: of the file.
+        readers: that nobody else uses meanwhile.
+        packed: the file.
         memory: bytes that may be used for it.
         rows: that an expert has in a forward.
         at_once: experts at random that are asked for at once.
@@ -86,20 +87,21 @@ def measure(
     Raises:
         OSError: the disk fails.
     """
+    layers = packed.layers
     pairs = [(i, e) for i, layer in enumerate(layers) for e in range(layer.experts)]
     step = max(layer.extent for layer in layers)
     count = max(1, min(len(pairs), memory // 2 // step, _MOST // step, 64))
     slots = fixed(count * step)[0].view(count, step)
     scattered = random.Random(_SEED).sample(pairs, count)
     start = random.Random(_SEED).randrange(len(pairs) - count + 1)
-    of_random = _read(readers, layers, scattered, slots, min(at_once, count), seconds / 2)
-    in_order = _read(readers, layers, pairs[start : start + count], slots, count, seconds / 2)
+    of_random = _read(readers, packed, scattered, slots, min(at_once, count), seconds / 2)
+    in_order = _read(readers, packed, pairs[start : start + count], slots, count, seconds / 2)
     return Speeds(of_random, in_order, _compute(layers, slots, rows))
 
 
 def _read(
     readers: Readers,
-    layers: Sequence[LayerAt],
+    packed: PackedExperts,
     pairs: Sequence[tuple[int, int]],
     memory: torch.Tensor,
     at_once: int,
@@ -110,13 +112,13 @@ def _read(
     for at in range(0, len(pairs), at_once):
         reads = []
         for slot, (layer, expert) in enumerate(pairs[at : at + at_once], start=at):
-            read = Read(slot, layer, expert, [memory[slot, : layers[layer].extent]], compared=False)
+            into = view_of(memory[slot, : packed.layers[layer].extent])
+            read = Read(packed, slot, layer, expert, [into], compared=False)
             readers.begin(read)
             reads.append(read)
-            size += layers[layer].extent
+            size += into.nbytes
         for read in reads:
-            while not read.done:
-                readers.wait()
+            readers.wait(read)
             if isinstance(read.error, OSError):
                 raise read.error
         if perf_counter() - begin > seconds:

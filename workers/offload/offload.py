@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -232,10 +233,9 @@ class _Outside:
         with closing(self._store.arrivals(self._index, wanted, guess)) as arrivals:
             for ready in arrivals:
                 if at_once is not None:
-                    places = [-1] * self._at.experts
-                    for e, place in ready.places.items():
-                        places[e] = place
-                    at = torch.tensor(places)
+                    places = np.full(self._at.experts, -1)
+                    places[[*ready.places]] = [*ready.places.values()]
+                    at = torch.from_numpy(places)
                     ops.grouped_ffn_at(rows, offsets, at, ready.memory, at_once, out)
                     continue
                 for e, place in ready.places.items():

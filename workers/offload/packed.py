@@ -2,14 +2,14 @@
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from chassis.closing import Closing
+from workers.offload.engine import _reads
 from workers.offload.layout import (
     PAGE,
     ExpertFileError,
@@ -65,39 +65,58 @@ class PackedExperts(Closing):
             ExpertFileError: what was read is not what was written.
             OSError: the disk fails.
         """
-        self.read_part(layer, expert, 0, view_of(into))
-        self.check(layer, expert, into)
-
-    def read_part(self, layer: int, expert: int, at: int, into: memoryview) -> None:
-        """Read what follows `at` in an expert's extent, a multiple of PAGE as the size is.
-
-        Raises:
-            ExpertFileError: the file is cut short.
-            OSError: the disk fails.
-        """
-        begin, size = self.layers[layer].at(expert) + at, len(into)
-        while into:
-            done = os.preadv(self._file, [into], begin)
+        begin, size, view = self.layers[layer].at(expert), into.nbytes, view_of(into)
+        at = begin
+        while view:
+            done = os.preadv(self._file, [view], at)
             if done == 0:
-                raise ExpertFileError(f"{self._told(layer, expert)}: the file is cut short")
-            begin, into = begin + done, into[done:]
+                raise self.damage(layer, expert)
+            at, view = at + done, view[done:]
         if not self.direct:
-            os.posix_fadvise(self._file, begin - size, size, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._file, begin, size, os.POSIX_FADV_DONTNEED)
+        expected = self.to_compare(layer, expert)
+        if expected is not None and (found := _reads.checksum(view_of(into))) != expected:
+            raise self.damage(layer, expert, found)
+        self.compared(layer, expert)
 
-    def check(self, layer: int, expert: int, into: Tensor) -> None:
-        """Compare the checksum of an extent that was read, if it is to be.
+    def native_read(
+        self,
+        layer: int,
+        first: int,
+        into: list[memoryview],
+        expected: Sequence[int | None],
+        before: Callable[[int, int], None] | None = None,
+    ) -> _reads.Read:
+        """A read of experts that follow one another, for threads that need no interpreter.
 
-        Raises:
-            ExpertFileError: what was read is not what was written.
+        Args:
+            layer, first: of the file, and of the layer.
+            into: page-aligned, as long as an extent each.
+            expected: their checksums, None of those that are not to be compared.
+            before: called by whoever reads before each part, with which of them and from which byte
+                on; so a disk can be as slow as wanted.
         """
+        at = self.layers[layer].at(first)
+        return _reads.Read(self._file, self.direct, at, into, expected, before)
+
+    def to_compare(self, layer: int, expert: int) -> int | None:
+        """The checksum that a read of an extent is to be compared with, if it is."""
         if self._always or not self._checked[layer][expert]:
-            found, expected = crc32(view_of(into)), self.expected(layer, expert)
-            if found != expected:
-                raise ExpertFileError(
-                    f"{self._told(layer, expert)}: expected checksum {expected:08x}, got "
-                    f"{found:08x}: it was damaged"
-                )
-            self._checked[layer][expert] = 1
+            return self.expected(layer, expert)
+        return None
+
+    def compared(self, layer: int, first: int, count: int = 1) -> None:
+        """Extents were read, and had the checksums that they should have."""
+        self._checked[layer][first : first + count] = b"\1" * count
+
+    def damage(self, layer: int, expert: int, found: int | None = None) -> ExpertFileError:
+        """What is wrong with an extent: its checksum, or without one that the file ends early."""
+        if found is None:
+            return ExpertFileError(f"{self._told(layer, expert)}: the file is cut short")
+        return ExpertFileError(
+            f"{self._told(layer, expert)}: expected checksum {self.expected(layer, expert):08x}, "
+            f"got {found:08x}: it was damaged"
+        )
 
     def expected(self, layer: int, expert: int) -> int:
         """The checksum of an extent."""

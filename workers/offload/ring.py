@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from workers.offload.layout import LayerAt
+from workers.offload.layout import LayerAt, view_of
 from workers.offload.memory import fixed
 from workers.offload.packed import PackedExperts
 from workers.offload.readers import Read
@@ -178,8 +178,7 @@ class Ring(Store):
             self.strays += 1
             self._go_to(index)
         read, slot = self._ahead[0]
-        while not read.done:
-            self.readers.wait()
+        self.readers.wait(read)
         if read.error is not None:
             self._go_to(index)
             raise read.error
@@ -188,8 +187,7 @@ class Ring(Store):
     def _go_to(self, index: int) -> None:
         """Begin again from a section."""
         for read, slot in self._ahead:
-            while not read.done:
-                self.readers.wait()
+            self.readers.wait(read)
             self._free.append(slot)
         self._ahead.clear()
         self._next = self._place[index]
@@ -206,16 +204,16 @@ class Ring(Store):
         """Read what stays."""
         reads = [self._begin(i, slot) for i, slot in self._kept.items()]
         for read in reads:
-            while not read.done:
-                self.readers.wait()
+            self.readers.wait(read)
             if read.error is not None:
                 raise read.error
 
     def _begin(self, index: int, slot: Tensor) -> Read:
         section = self._sections[index]
         extent = self.packed.layers[section.layer].extent
-        into = slot[: (section.last - section.first) * extent].split(extent)
-        read = Read(index, section.layer, section.first, into)
+        whole = slot[: (section.last - section.first) * extent]
+        into = [view_of(one) for one in whole.split(extent)]
+        read = Read(self.packed, index, section.layer, section.first, into)
         self.readers.begin(read)
         self._stats.bytes_read += len(into) * extent
         return read

@@ -82,7 +82,7 @@ class Store(Closing):
 
     def __init__(self, packed: PackedExperts, readers: int, ahead: bool = False) -> None:
         self.packed = packed
-        self.readers = Readers(packed, readers, ahead)
+        self.readers = Readers(readers, ahead)
         self._process = os.getpid()
         self._closed = False
         self._stats = Stats()

@@ -29,12 +29,12 @@ class ChangingCache(Cache):
         for key in sorted(self.changed):
             self._write(key)
 
-    def _begin(self, layer: int, key: int, slot: int, own: bool) -> None:
+    def _begin(self, layer: int, key: int, slot: int) -> None:
         owner = self._owner.pop(slot, None)
         if owner in self.changed:
             self._write(owner, slot)
         self._owner[slot] = key
-        super()._begin(layer, key, slot, own)
+        super()._begin(layer, key, slot)
 
     def _write(self, key: int, slot: int | None = None) -> None:
         layer = next(i for i, first in enumerate(self._first[1:]) if key < first)

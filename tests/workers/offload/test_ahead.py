@@ -5,6 +5,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from torch import nn
 from heterps import MoE, offload, pack_experts
 from tests.workers.offload.test_offload import Slow
 from workers.offload.cache import Cache
-from workers.offload.layout import ExpertFileError
+from workers.offload.engine import _reads
+from workers.offload.layout import ExpertFileError, view_of
 from workers.offload.packed import PackedExperts
 from workers.offload.policy import POLICIES
 from workers.offload.readers import _PART_AHEAD, DroppedError, Read, Readers
@@ -161,41 +163,40 @@ def test_of_a_read_that_is_dropped_nothing_more_is_read(tmp_path: Path) -> None:
     begun, goes_on = Event(), Event()
 
     class Held(PackedExperts):
-        def read_part(self, layer: int, expert: int, at: int, into: memoryview) -> None:
-            parts.append(at)
-            begun.set()
-            goes_on.wait()
-            super().read_part(layer, expert, at, into)
+        def native_read(self, *given: Any) -> _reads.Read:
+            def hold(_: int, at: int) -> None:
+                parts.append(at)
+                begun.set()
+                goes_on.wait()
+
+            return super().native_read(*given, hold)
 
     file = Held(path)
     into = torch.empty(layer.extent + 4096, dtype=torch.uint8)
     into = into[-into.data_ptr() % 4096 :][: layer.extent]
-    with file, Readers(file, 2, ahead=True) as readers:
-        read = Read(0, 0, 0, [into])
+    with file, Readers(2, ahead=True) as readers:
+        read = Read(file, 0, 0, 0, [view_of(into)])
         readers.begin_ahead(read)
         begun.wait()
         saved = readers.drop(read)
         goes_on.set()
-        while not read.done:
-            readers.wait()
+        readers.wait(read)
         assert isinstance(read.error, DroppedError)
         assert saved == layer.extent - _PART_AHEAD
         assert parts == [0]
-        again = Read(1, 0, 0, [into])
+        again = Read(file, 1, 0, 0, [view_of(into)])
         readers.begin_ahead(again)
         readers.hurry(again)
-        while not again.done:
-            readers.wait()
+        readers.wait(again)
         assert again.error is None
         assert len(parts) == 1 + parts_of_all
-        whole = Read(2, 0, 1, [into])
+        whole = Read(file, 2, 0, 1, [view_of(into)])
         readers.begin_ahead(whole)
-        while not whole.done:
-            readers.wait()
+        readers.wait(whole)
         assert whole.error is None
         assert readers.drop(whole) == 0
         assert whole.error is None
-        assert not readers._flying
+        assert not readers.flying
 
 
 def test_a_models_gates_guess_for_the_next_layer(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from heterps import MoE, offload, pack_experts
 from workers.offload.cache import Cache
+from workers.offload.engine import _reads
 from workers.offload.layout import ExpertFileError, LayerAt, TensorAt, placed
 from workers.offload.packed import PackedExperts
 from workers.offload.policy import POLICIES
@@ -129,9 +131,11 @@ def test_bits_are_those_of_the_resident_model(
 class Slow(PackedExperts):
     """A disk that takes its time, longest for the expert that was asked for first."""
 
-    def read_part(self, layer: int, expert: int, at: int, into: memoryview) -> None:
-        time.sleep(0.002 * (5 - expert % 5))
-        super().read_part(layer, expert, at, into)
+    def native_read(self, layer: int, first: int, *given: Any) -> _reads.Read:
+        def wait(extent: int, _: int) -> None:
+            time.sleep(0.002 * (5 - (first + extent) % 5))
+
+        return super().native_read(layer, first, *given, wait)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -290,7 +294,6 @@ def test_what_a_caller_does_between_forwards_is_not_counted(
         now[0] += seconds
 
     monkeypatch.setattr("workers.offload.store.perf_counter", lambda: now[0])
-    monkeypatch.setattr("workers.offload.readers.perf_counter", lambda: now[0])
     model = nn.Sequential(Dense(passes), MoE(16, 4, 16), Dense(passes), MoE(16, 4, 16))
     dense = model[2]
     assert isinstance(dense, Dense)

@@ -1,0 +1,46 @@
+"""Types of the native module built from this folder."""
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from typing_extensions import Buffer
+
+class Kind(Enum):
+    FINE = 0
+    ERRNO = 1
+    SHORT = 2
+    DAMAGED = 3
+    DROPPED = 4
+    THROWN = 5
+
+class Read:
+    def __init__(
+        self,
+        file: int,
+        direct: bool,
+        at: int,
+        into: list[memoryview],
+        expected: Sequence[int | None],
+        before: Callable[[int, int], None] | None,
+    ) -> None: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def outcome(self) -> tuple[Kind, int, int, int]: ...
+
+class Readers:
+    def __init__(self, threads: int, ahead: bool) -> None: ...
+    def begin(self, read: Read, part: int) -> None: ...
+    def begin_ahead(self, read: Read, part: int) -> None: ...
+    def hurry(self, read: Read) -> None: ...
+    def drop(self, read: Read) -> int: ...
+    def wait(self, reads: Sequence[Read]) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def busy(self) -> float: ...
+    @property
+    def waited(self) -> float: ...
+    @property
+    def flying(self) -> int: ...
+
+def checksum(data: Buffer) -> int: ...
