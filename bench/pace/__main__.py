@@ -10,8 +10,9 @@ stages and 12 units. Before them it is measured what the executor takes besides 
 profile would: of one worker's time, and at the end of a step of twelve. Plans are priced with that.
 A real job is profiled before it runs and again behind it: where the stage that computes takes
 another time then, by more than a twentieth, the machine was not the same, and it is run again. That
-stage has a core of its own, as by its plan. Where all else is too much for the other cores the run
-is `full`, and says nothing of the plan: it is told, not counted, and another job is drawn.
+stage has a core of its own, as by its plan. Where the others lost what they did by waiting for a
+core the run is `full`, and says nothing of the plan: it is told, not counted, and another job is
+drawn.
 What is measured is samples a second in steady steps, by the layers' own clock, over the decision's
 throughput less the executor's share. Results go to bench/results/pace.json and pace_examples.json.
 With `--within` no run begins after so many seconds; `--go-on` takes the runs that are there already
@@ -35,7 +36,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from bench.pace.cores import FULL, Busy, Cores
+from bench.pace.cores import Busy, Cores, Waits, is_full
 from bench.pace.examples import (
     JOBS,
     Cut,
@@ -67,7 +68,8 @@ _CUTS, _DRAWN = 5, 15  # of each real job: that count, and at most to find them
 _SAME = 0.05  # by how much a stage's time before and after a run may differ
 _TRIES = 4  # of a run on a machine that changes
 _EXECUTOR_S = 15.0  # for which it is measured what the executor takes
-_ALONE = 4  # micro-batches a step of the worker that is measured alone
+_ALONE = (1, 4)  # micro-batches a step of the worker that is measured alone
+_SAMPLES = 64  # of a micro-batch, about as plans have them
 METHODS = ("random", "exact", "ppo")
 BOUNDS = (0.95, 1.1)  # of measured over promised, where a promise is kept
 
@@ -85,8 +87,9 @@ def main() -> int:
         client = Client(cluster.address)
         executor = Executor() if arguments.examples else _executor(client, Path(folder))
         print(
-            f"the executor takes {executor.overhead:.1%} of a worker's time, and "
-            f"{executor.end_s * 1e3:.1f} ms at the end of a step of {UNITS}",
+            f"the executor takes {executor.overhead:.1%} of a worker's time, "
+            f"{executor.step_s * 1e3:.1f} ms of each step, and {executor.end_s * 1e3:.1f} ms at "
+            f"the end of one of {UNITS}",
             flush=True,
         )
         if arguments.examples:
@@ -101,8 +104,8 @@ def main() -> int:
         whole = True
         for run in runs:
             print(_line(run), flush=True)
-            results.append(run)
-            _write(arguments.json, executor, results)
+            results.append({"on": _on(machine(), _today(), asdict(executor)), **run})
+            _write(arguments.json, results)
             if time.monotonic() > until:
                 whole = False
                 break
@@ -119,15 +122,23 @@ def main() -> int:
     return 0 if whole and kept == len(ratios) and not missing else 1
 
 
-def _write(path: Path | None, executor: Executor, results: list[dict[str, Any]]) -> None:
+def _today() -> str:
+    return datetime.date.today().isoformat()
+
+
+def _on(machine: dict[str, Any], date: str, executor: dict[str, float]) -> dict[str, Any]:
+    """On what a run was: parts of one file may be of several machines and days."""
+    return {"processor": machine["processor"], "date": date, "executor": executor}
+
+
+def _write(path: Path | None, results: list[dict[str, Any]]) -> None:
     if path is None:
         return
     summary = {
         "benchmark": "pace",
-        "date": datetime.date.today().isoformat(),
+        "date": _today(),
         "machine": machine(),
         "versions": versions("torch"),
-        "executor": asdict(executor),
         "plans": results,
     }
     write(path, json.dumps(summary, indent=1) + "\n")
@@ -177,31 +188,36 @@ def _parse() -> argparse.Namespace:
 
 def _executor(client: Client, folder: Path) -> Executor:
     """Measure what the executor takes besides layers that sleep."""
-    alone = given([1], LEAST_S, _ALONE, 1)
-    overhead = max(0.0, 1 - _run(client, folder / "alone", alone, _EXECUTOR_S)["ratio"])
-    together = given([UNITS], LEAST_S / UNITS, UNITS, 0)
+    taken = []  # a step, by its micro-batches
+    for parts in _ALONE:
+        alone = given([1], LEAST_S, parts, 1, size=_SAMPLES)
+        run = _run(client, folder / f"alone-{parts}", alone, _EXECUTOR_S)
+        taken.append(alone.batch / run["measured"])
+    few, many = _ALONE
+    each_s = (taken[1] - taken[0]) / (many - few)
+    overhead = max(0.0, 1 - LEAST_S / each_s)
+    step_s = max(0.0, taken[0] - few * each_s) * (1 - overhead)
+    together = given([UNITS], LEAST_S / UNITS, UNITS, 0, size=_SAMPLES)
     run = _run(client, folder / "together", together, _EXECUTOR_S)
     each_s = together.batch / run["measured"] * (1 - overhead)
-    return Executor(overhead, max(0.0, each_s - together.batch / run["promised"]))
+    return Executor(overhead, step_s, max(0.0, each_s - together.batch / run["promised"]))
 
 
 def _questions(arguments: argparse.Namespace, executor: Executor) -> Iterator[Question]:
     """Plans of layers that sleep."""
     lags = (0, 1) if arguments.staleness is None else (arguments.staleness,)
     for staleness in lags:
-        if staleness:  # a step ends while the next ones compute
-            executor = replace(executor, end_s=0.0)
+        # With staleness a step ends while the next ones compute; else its end is all that it takes.
+        own = replace(executor, end_s=0.0) if staleness else replace(executor, step_s=0.0)
         for text in arguments.plan:
             units = [int(part) for part in text.split("+")]
-            yield given(
-                units, arguments.micro_batch_s, arguments.micro_batches, staleness, executor
-            )
+            yield given(units, arguments.micro_batch_s, arguments.micro_batches, staleness, own)
         if arguments.plan:
             continue
         for number in range(arguments.count):
             stages = 1 + number % _STAGES
             method = METHODS[(number + number // _STAGES) % len(METHODS)]
-            yield drawn(number, stages, method, staleness, arguments.micro_batches, executor)
+            yield drawn(number, stages, method, staleness, arguments.micro_batches, own)
 
 
 def _examples(
@@ -276,8 +292,8 @@ def _run(
         job = question.job(folder, steps, planned, cores.computing if cores else None)
     else:
         job = write_job(folder, question, planned, steps)
-    with Busy(cores.others if cores else ()) as busy:
-        job_id = client.submit(job)
+    job_id = client.submit(job)
+    with Busy(cores.others if cores else ()) as busy, Waits(job_id) as waits:
         status = client.wait(job_id)
     if status.state != "succeeded":
         raise ValueError(f"{job_id} failed: {status.reason}")
@@ -289,26 +305,34 @@ def _run(
     promised = found.throughput * (1 - overhead)
     micro_batches = micro_batches_of(question, found)
     size = question.batch / micro_batches
-    others = busy.share(pace.begun, pace.ended)
+    units = [stage.units for stage in found.stages]
     ran = found.measured.stage_s if found.measured is not None else ()
+    busy_s = [each * k * size for each, k in zip(ran, units, strict=False)]
+    waited = waits.seconds(pace.begun, pace.ended)
+    if isinstance(question, Cut):  # that one has a core of its own
+        waited[question.computing] = 0.0
+    waited_s = [waited.get(stage, 0.0) / pace.steps / micro_batches for stage in range(len(units))]
+    full = len(busy_s) == len(units) and is_full(
+        size / promised, size / pace.throughput, busy_s, waited_s, units
+    )
+    others = busy.share(pace.begun, pace.ended)
     return {
         "name": question.name,
         "method": question.method,
         "staleness": question.staleness,
         "batch": question.batch,
         "micro_batches": micro_batches,
-        "units": [stage.units for stage in found.stages],
+        "units": units,
         "micro_batch_s": [stage.compute_s * stage.units * size for stage in found.stages],
-        "busy_s": [
-            each * stage.units * size for each, stage in zip(ran, found.stages, strict=False)
-        ],
+        "busy_s": busy_s,
+        "waited_s": waited_s,
         "promised": promised,
         "measured": pace.throughput,
         "ratio": pace.throughput / promised,
         "steps": pace.steps,
         "seconds": pace.seconds,
         "load": os.getloadavg()[0],
-        **({"others_busy": others, "full": others > FULL} if cores else {}),
+        **({"others_busy": others, "full": full} if cores else {}),
     }
 
 

@@ -1,11 +1,13 @@
 """The cores of this machine: one for the stage that computes, the others for all else.
 
 A plan gives each worker cores of its own; here they share a few. So the stage that computes has a
-core to itself, as it has by its plan. Where all else needs more than the other cores give, this
-machine cannot run the plan, and what it runs at says nothing about the promise.
+core to itself, as it has by its plan, and it is asked of Linux how long the workers of the other
+stages waited for one (`Waits`). Where that is what a plan lost, this machine cannot run it
+(`is_full`), and what it runs at says nothing about the promise.
 """
 
 import os
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -15,7 +17,8 @@ from typing import Self
 
 import numpy as np
 
-FULL = 0.9  # of the other cores: who waits for one of them waits for long
+# Of a micro-batch's time: real jobs keep their promise to within as much.
+MUCH = 0.15
 _EVERY_S = 0.25
 # Of a core's line in /proc/stat: user and system time and interrupts. What others run at a low
 # priority gives way.
@@ -68,6 +71,83 @@ class Busy:
             self._seen.append((time.monotonic(), _used_s(self.cores)))
             if self._over.wait(_EVERY_S):
                 return
+
+
+class Waits:
+    """How long the workers of a job's stages that could run waited for a core, while it is entered.
+
+    Their threads that train are asked, as it is for them that others wait.
+
+    Args:
+        job_id: by which its workers are known.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self._launched = re.compile(rf"/{re.escape(job_id)}/stage-(\d+)-worker-(\d+)\.launch\0")
+        self._seen: dict[tuple[int, int], list[tuple[float, float]]] = {}  # as of `Busy`, by worker
+        self._over = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def seconds(self, begun: float, ended: float) -> dict[int, float]:
+        """Of all workers of each stage between two instants of the monotonic clock."""
+        found: dict[int, float] = {}
+        for (stage, _), seen in self._seen.items():
+            first, last = np.interp([begun, ended], *zip(*seen, strict=True))
+            found[stage] = found.get(stage, 0.0) + float(last - first)
+        return found
+
+    def _watch(self) -> None:
+        while True:
+            for process in Path("/proc").iterdir():
+                if process.name.isdigit():
+                    self._look(process)
+            if self._over.wait(_EVERY_S):
+                return
+
+    def _look(self, process: Path) -> None:
+        try:
+            matched = self._launched.search((process / "cmdline").read_text())
+            if matched is None:
+                return
+            _, waited, _ = (process / "schedstat").read_text().split()
+        except (OSError, ValueError):  # it is gone
+            return
+        stage, rank = map(int, matched.groups())
+        seen = self._seen.setdefault((stage, rank), [])
+        seen.append((time.monotonic(), int(waited) / 1e9))
+
+
+def is_full(
+    promised_s: float,
+    measured_s: float,
+    busy_s: Sequence[float],
+    waited_s: Sequence[float],
+    units: Sequence[int],
+) -> bool:
+    """Whether it is for want of cores that a plan does not run as promised.
+
+    Its workers waited for one for much of the time, and for no less than what was lost. Where they
+    did not wait, each stage would keep the pace: one that takes longer than promised is no excuse.
+
+    Args:
+        promised_s: from micro-batch to micro-batch.
+        measured_s: the same.
+        busy_s: of a micro-batch in each stage, with what its worker waited for a core.
+        waited_s: what that is.
+        units: of each stage.
+    """
+    each = zip(busy_s, waited_s, units, strict=True)
+    kept = all((busy - waited) / k <= (1 + MUCH) * promised_s for busy, waited, k in each)
+    waited = sum(waited_s)
+    return kept and waited > MUCH * promised_s and waited >= measured_s - promised_s
 
 
 def _used_s(cores: Sequence[int]) -> float:

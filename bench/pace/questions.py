@@ -31,11 +31,13 @@ class Executor:
 
     Args:
         overhead: the share of a worker's time, with micro-batches of `LEAST_S`.
+        step_s: what a step takes each worker besides, however few micro-batches it has of it.
         end_s: what the end of a step takes where one stage has all units: its gradient summed,
             judged and applied.
     """
 
     overhead: float = 0.0
+    step_s: float = 0.0
     end_s: float = 0.0
 
 
@@ -73,14 +75,20 @@ class Question:
         # Where the planner chooses the micro-batches, it begins with those of the reference batch.
         reference = self.batch // (self.micro_batches or _MICRO_BATCHES)
         # A stage of some of the layers has as much of the units, or nearly.
-        sync_s = self.executor.end_s * reference / self.batch / len(self.seconds)
-        cost = {"sync_s": sync_s, "transfer_s": 0.0, "parallel_compute": 1.0, "parallel_sync": 0.0}
+        each = reference / self.batch / len(self.seconds)
+        step_s = self.executor.step_s * each
+        sync = {"sync_s": self.executor.end_s * each, "parallel_sync": 0.0, "transfer_s": 0.0}
         layers = [
             {
                 "name": f"layer{index}",
                 "kind": "dense",
                 "cost": {
-                    kind: {"compute_s": seconds * reference, "memory_bytes": 1e3, **cost}
+                    kind: {
+                        "compute_s": seconds * reference + step_s,
+                        "parallel_compute": seconds * reference / (seconds * reference + step_s),
+                        "memory_bytes": 1e3,
+                        **sync,
+                    }
                     for kind, seconds in by_type.items()
                 },
             }
@@ -137,13 +145,14 @@ def given(
     micro_batches: int,
     staleness: int,
     executor: Executor = _FREE,
+    size: int = 4,
 ) -> Question:
     """Stages of so many units, each busy all the time.
 
     Args:
         seconds: a micro-batch takes in a stage of one unit; k times that in one of k.
+        size: samples of a micro-batch, where it is not the planner who chooses them.
     """
-    size = 4
     names = TYPES[: len(units)]
     costs = [{kind: seconds * k / size} for kind, k in zip(names, units, strict=True)]
     return Question(

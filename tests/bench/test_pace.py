@@ -1,11 +1,15 @@
 """The benchmark of the pace: questions drawn by seed, and what a trace of a run says."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from bench.pace.cores import Waits, is_full
 from bench.pace.examples import Cut, Form, Profiled
-from bench.pace.questions import LEAST_S, UNITS, drawn, given, micro_batches_of
+from bench.pace.questions import LEAST_S, UNITS, Executor, drawn, given, micro_batches_of
 from bench.pace.sleeping import pace_of
 from protos.job_pb2 import JobSpec
 
@@ -74,3 +78,62 @@ def test_a_stage_that_sleeps_takes_what_its_layers_do_with_all_that_is_computed_
     assert forward + 0.1 == pytest.approx(0.4)
     assert backward == 0  # not less than nothing
     assert found[1][0] == pytest.approx(3 * found[0][0])
+
+
+@pytest.mark.parametrize(
+    ("busy", "waited", "measured", "full"),
+    [
+        ((0.05, 0.10, 0.04), (0.0, 0.05, 0.02), 0.10, True),
+        ((0.05, 0.10, 0.04), (0.0, 0.05, 0.02), 0.15, False),  # more was lost than was waited
+        ((0.05, 0.12, 0.04), (0.0, 0.05, 0.02), 0.10, False),  # that stage takes longer by itself
+        ((0.05, 0.05, 0.04), (0.0, 0.005, 0.002), 0.065, False),  # next to nothing was waited
+        (
+            (0.09, 0.10, 0.04),
+            (0.0, 0.05, 0.02),
+            0.10,
+            False,
+        ),  # nor does another stage keep the pace
+        ((0.05, 0.20, 0.04), (0.0, 0.10, 0.02), 0.10, True),  # of two workers, each half of it
+    ],
+)
+def test_a_run_is_full_where_workers_waited_for_what_was_lost_and_are_as_fast_as_promised(
+    busy, waited, measured, full
+):
+    units = (1, 2 if busy[1] == 0.20 else 1, 1)
+    assert is_full(0.05, measured, busy, waited, units) is full
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="Linux tells it alone")
+def test_who_shares_a_core_waits_for_it_and_is_known_by_its_stage(tmp_path):
+    spin = (
+        "import os, sys, time; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "while time.process_time() < 1.0: pass"
+    )
+    folder = tmp_path / "job-1"
+    names = [folder / f"stage-{s}-worker-{r}.launch" for s, r in ((0, 0), (1, 0), (1, 11))]
+    others = [tmp_path / "job-12" / "stage-2-worker-0.launch"]
+    begun = time.monotonic()
+    with Waits("job-1") as waits:
+        ran = [
+            subprocess.Popen([sys.executable, "-c", spin, "--launch", str(name), "--bind", "x"])
+            for name in names + others
+        ]
+        for process in ran:
+            assert process.wait() == 0
+        ended = time.monotonic()
+    waited = waits.seconds(begun, ended)
+    assert waited.keys() == {0, 1}
+    # Four that each need a second of one core wait for the others, the last for three.
+    assert waited[0] > 0.5
+    assert waited[1] > 1.0
+    assert waited[1] <= 2 * (ended - begun)
+
+
+def test_what_a_step_takes_each_worker_is_priced_by_its_micro_batches():
+    step_s, seconds = 0.004, 0.05
+    for micro_batches in (2, 6):
+        asked = given([2], seconds / 2, micro_batches, 1, Executor(step_s=step_s))
+        found = asked.decide()
+        assert [stage.units for stage in found.stages] == [2]
+        step = seconds * micro_batches / 2 + step_s
+        assert found.throughput == pytest.approx(asked.batch / step)

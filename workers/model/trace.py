@@ -207,10 +207,13 @@ class TracedModel:
         return self._part(first, last)
 
     def layer(self, index: int) -> StageGraph:
-        """The module of one layer, to be measured; what it shares with others stays theirs, too."""
-        return self._part(index, index)
+        """The module of one layer, to be measured; what it shares with others stays theirs, too.
 
-    def _part(self, first: int, last: int) -> StageGraph:
+        It may change in place what it is given.
+        """
+        return self._part(index, index, keeps_given=False)
+
+    def _part(self, first: int, last: int, *, keeps_given: bool = True) -> StageGraph:
         final = last == len(self.layers) - 1
         inputs = self.crossing(first - 1)
         outputs = () if final else self.crossing(last)
@@ -230,7 +233,8 @@ class TracedModel:
                     for read in node.all_input_nodes:
                         if read.op == "get_attr" and read not in copies:
                             copies[read] = self._placed(graph.node_copy(read), modules)
-                    self._keep_given(node, graph, copies)
+                    if keeps_given:
+                        self._keep_given(node, graph, copies)
                     copies[node] = graph.node_copy(node, lambda n: copies[n])
                     if node.op == "call_module":
                         self._placed(copies[node], modules)

@@ -371,7 +371,7 @@ class Profiler:
             rows.bind(graph, values)
             moved = rows.bytes_moved(graph)
             inputs = [
-                tree_map_only(Tensor, lambda t: t.to(self._device), values[name])
+                tree_map_only(Tensor, lambda t: t.detach().to(self._device).clone(), values[name])
                 for name in graph.inputs
             ]
             memory, outputs = layer_bytes(timer, index, values, moved)
@@ -510,5 +510,5 @@ def _ps_type(resources: Resources, here: ResourceType) -> str:
 
 
 def _both_ways(tensor: Tensor) -> int:
-    """Bytes of a value that crosses to the next stage, and of its gradient coming back."""
-    return tensor.nbytes * (2 if tensor.is_floating_point() else 1)
+    """Bytes of a value that crosses to the next stage, and of its gradient, if one comes back."""
+    return tensor.nbytes * (2 if tensor.requires_grad else 1)

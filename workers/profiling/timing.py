@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -77,6 +76,7 @@ class LayerTimer:
         self.device = device
         self._precision = precision
         self._loss = loss
+        self._learns = torch.zeros((), device=device, requires_grad=True)
         self._clock = QuietClock()
         self._quiet = True
 
@@ -130,33 +130,35 @@ class LayerTimer:
         graph, inputs = self.graphs[index], []
         for name in graph.inputs:
             inputs.append(tree_map_only(Tensor, self._given, values[name]))
-        times = [self._now()]
+        begun = self._now()
         with self._precision.computing():
             results = graph.module(*inputs)
         ends = results
         if index == len(self.graphs) - 1:
             ends = [self._loss_of(graph, results, values)]
-        times.append(self._now())
+        seconds = [self._now() - begun]
         # What is changed in place is made.
         passed = {id(i) for i in tensors_in(inputs) if not i._version}
         made = [r for r in tensors_in(ends) if r.requires_grad and id(r) not in passed]
         auxiliary = [getattr(m, "aux_loss", None) for m in graph.module.modules()]
         losses = [a for a in auxiliary if isinstance(a, Tensor) and a.requires_grad]
+        # Any gradient costs the same; a small one keeps the weights where they are. In a stage the
+        # layers behind have made it.
+        gradients = [torch.full_like(r, 1e-6) for r in made]
+        gradients += [torch.zeros_like(a) for a in losses]
+        begun = self._now()
         if made:
-            # Any gradient costs the same; a small one keeps the weights where they are.
-            gradients = [torch.full_like(r, 1e-6) for r in made]
-            torch.autograd.backward(
-                [*made, *losses], [*gradients, *(torch.zeros_like(a) for a in losses)]
-            )
-        times.append(self._now())
+            torch.autograd.backward([*made, *losses], gradients)
+        seconds.append(self._now() - begun)
+        begun = self._now()
         optimizer = self.optimizers[index]
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
-        times.append(self._now())
+        seconds.append(self._now() - begun)
         if parts is not None:
-            parts[:] = [end - begin for begin, end in pairwise(times)]
-        told = tree_map_only(Tensor, Tensor.detach, list(results))
+            parts[:] = seconds
+        told = tree_map_only(Tensor, _as_sent, list(results))
         values.update(zip(graph.outputs, told, strict=True))
         return tensors_in(results)
 
@@ -175,7 +177,9 @@ class LayerTimer:
     def _given(self, value: Tensor) -> Tensor:
         """What a layer gets, which it may change in place."""
         tensor = value.detach().to(self.device)
-        return (tensor.requires_grad_() if tensor.is_floating_point() else tensor).clone()
+        if not value.requires_grad:
+            return tensor.clone()
+        return _Before.apply(tensor, self._learns)  # type: ignore[no-any-return,no-untyped-call]
 
     def _loss_of(
         self, graph: StageGraph, results: Sequence[Tensor], values: Mapping[str, Any]
@@ -216,6 +220,25 @@ class LayerTimer:
         self._quiet = group is None
         if group is not None:
             group.barrier()
+
+
+def _as_sent(value: Tensor) -> Tensor:
+    """What a layer gives to others, which are asked for its gradient where it has a use for it."""
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+class _Before(torch.autograd.Function):
+    """What the layers before give: a gradient is computed for them, and theirs to deal with."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, learns: Tensor) -> Tensor:
+        """A copy of the value."""
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        """None of it goes further."""
+        return None, None
 
 
 def tensors_in(values: Any) -> list[Tensor]:
