@@ -37,7 +37,7 @@ def write_job(folder: Path, data: Data, workers: int, shards: int, staleness: in
         columns |= {name: data.dense[:, i] for i, name in enumerate(dense)}
         pq.write_table(pa.table({**columns, "label": data.labels}), folder / "train.parquet")
         (folder / ".heterpsignore").write_text("*\n!model.py\n")
-    rows = {"learning_rate": LEARNING_RATE, "initial_accumulator": ACCUMULATOR, "epsilon": EPSILON}
+    rows = {"learning_rate": LEARNING_RATE, "initial_accumulator": ACCUMULATOR, "eps": EPSILON}
     job = {
         "name": f"ctr {workers}+{shards}",
         "model": {

@@ -33,6 +33,8 @@ inline void CopyRow(void* to, const void* from, size_t bytes) {
 }
 
 inline void Prefetch(const void* address) { __builtin_prefetch(address); }
+// Of what is used some hundred lines later: not into the smallest cache, which has room for fewer.
+inline void PrefetchFar(const void* address) { __builtin_prefetch(address, 0, 2); }
 inline void PrefetchToWrite(void* address) { __builtin_prefetch(address, 1); }
 
 }  // namespace heterps::ps

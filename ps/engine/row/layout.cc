@@ -78,11 +78,7 @@ void Layout::Widen(uint64_t key, char* row) const {
   }
 }
 
-void Layout::Read(const char* row, bool full, void* out) const {
-  if (plain_) {
-    CopyRow(out, row, dim_ * sizeof(float));
-    return;
-  }
+void Layout::ReadSegments(const char* row, bool full, void* out) const {
   for (const Segment& segment : segments_) {
     char* to = static_cast<char*>(out) + segment.column * sizeof(float);
     if (full || segment.lazy == 0) {

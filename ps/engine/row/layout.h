@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "bindings/platform.h"
 #include "row/half.h"
 #include "row/initializer.h"
 #include "row/optimizer.h"
@@ -41,7 +42,13 @@ class Layout {
   // Gives a narrow row, copied to the place of a full one, its lazy segments.
   void Widen(uint64_t key, char* row) const;
   // `dim` floats of any alignment. What a narrow row lacks reads zero.
-  void Read(const char* row, bool full, void* out) const;
+  void Read(const char* row, bool full, void* out) const {
+    if (plain_) {
+      CopyRow(out, row, dim_ * sizeof(float));
+    } else {
+      ReadSegments(row, full, out);
+    }
+  }
   // What a key without a row reads.
   void Fill(uint64_t key, bool zeros, void* out) const;
   double Norm(const char* row, bool full) const;
@@ -53,6 +60,7 @@ class Layout {
   void Put(char* row, const void* values, bool full, Write how, uint64_t nonce) const;
 
  private:
+  void ReadSegments(const char* row, bool full, void* out) const;
   // Writes a segment's weights, rounded as the table rounds.
   void Store(const Segment& segment, const float* values, uint64_t nonce, char* row) const;
   void InitSegment(const Segment& segment, uint64_t key, char* row) const;

@@ -7,7 +7,6 @@
 #include <memory>
 
 namespace heterps::ps {
-namespace {}  // namespace
 
 Subtable::Subtable(const Options& options, Arena& rows, Arena& indices, DiskFile& file,
                    size_t number, double max_load)
@@ -37,26 +36,6 @@ uint64_t Subtable::KeyAt(uint32_t place) {
 
 uint32_t Subtable::FindPlace(uint64_t key, uint64_t hash) {
   return index_.Find(hash, [&](uint32_t place) { return KeyAt(place) == key; });
-}
-
-void Subtable::Fetch(size_t row_bytes, Probed* out) {
-  const uint32_t place = out->place = index_.Candidate(out->hash);
-  if (place == Index::kNone || KindOf(place) == kDisk) return;
-  Pool& rows = pool(place);
-  const char* head = rows.head(SlotOf(place));
-  const size_t bytes = rows.head_bytes() + std::min(rows.row_bytes(), row_bytes);
-  for (size_t b = 0; b < bytes; b += 64) Prefetch(head + b);
-  Prefetch(head + bytes - 1);
-}
-
-uint32_t Subtable::FindProbed(uint64_t key, const Probed& probed) {
-  const uint32_t place = probed.place;
-  // The place may have gone to another key since, or to none.
-  if (place != Index::kNone && KindOf(place) != kDisk) {
-    Pool& rows = pool(place);
-    if (rows.key(SlotOf(place)) == key && rows.generation(SlotOf(place)) != 0) return place;
-  }
-  return FindPlace(key, probed.hash);
 }
 
 // Five bytes a row are written anew; the rows stay where they are.

@@ -128,8 +128,8 @@ class alignas(64) Subtable {
   Pool& pool(uint32_t place) { return pools_[KindOf(place)]; }
   uint64_t KeyAt(uint32_t place);
   uint32_t FindPlace(uint64_t key, uint64_t hash);
-  // A look-up in three steps, some keys apart, so that their cache misses overlap: the bucket of
-  // the index, the row that it names, and then the comparison of keys.
+  // A look-up in three steps, each of a chunk of keys, so that their cache misses overlap: the
+  // bucket of the index, the row that it names, and then the comparison of keys.
   void Look(uint64_t key, Probed* out) const {
     out->hash = Mix(key);
     index_.PrefetchBucket(out->hash);
@@ -212,6 +212,26 @@ class alignas(64) Subtable {
   std::array<std::optional<BlockWriter>, 3> before_;
   std::deque<std::vector<char>> ready_;
 };
+
+inline void Subtable::Fetch(size_t row_bytes, Probed* out) {
+  const uint32_t place = out->place = index_.Candidate(out->hash);
+  if (place == Index::kNone || KindOf(place) == kDisk) return;
+  Pool& rows = pool(place);
+  const char* head = rows.head(SlotOf(place));
+  const size_t bytes = rows.head_bytes() + std::min(rows.row_bytes(), row_bytes);
+  for (size_t b = 0; b < bytes; b += 64) PrefetchFar(head + b);
+  PrefetchFar(head + bytes - 1);
+}
+
+inline uint32_t Subtable::FindProbed(uint64_t key, const Probed& probed) {
+  const uint32_t place = probed.place;
+  // The place may have gone to another key since, or to none.
+  if (place != Index::kNone && KindOf(place) != kDisk) {
+    Pool& rows = pool(place);
+    if (rows.key(SlotOf(place)) == key && rows.generation(SlotOf(place)) != 0) return place;
+  }
+  return FindPlace(key, probed.hash);
+}
 
 // Every key and its place, in memory and then on disk.
 template <typename Visit>

@@ -10,8 +10,7 @@
 namespace heterps::ps {
 namespace {
 
-constexpr size_t kAhead = 16;   // keys from one step of a look-up to the next
-constexpr size_t kChunk = 128;  // rows that a push looks up, then changes together
+constexpr size_t kChunk = 128;  // rows that are looked up, then read or changed, together
 
 float FloatAt(const char* values, size_t i) {
   float value;
@@ -22,11 +21,9 @@ float FloatAt(const char* values, size_t i) {
 }  // namespace
 
 void Subtable::Pull(const Item* items, size_t n, const PullBatch& batch) {
-  // Rows that come from disk need room, and no look-up may be under way when others make it.
-  const size_t most = options_.tiered() ? kChunk : n;
-  for (size_t begin = 0; begin < n; begin += most) {
-    PullChunk(items + begin, std::min(most, n - begin), batch);
-    RelieveIfRoom();
+  for (size_t begin = 0; begin < n; begin += kChunk) {
+    PullChunk(items + begin, std::min(kChunk, n - begin), batch);
+    RelieveIfRoom();  // rows that come from disk need it, and no look-up is under way now
   }
 }
 
@@ -35,17 +32,11 @@ void Subtable::PullChunk(const Item* items, size_t n, const PullBatch& batch) {
   const size_t bytes = dim * SizeOf(batch.dtype);
   const bool encode = batch.dtype != Dtype::kFloat32;
   std::vector<float> scratch(encode ? dim : 0);
-  std::array<Probed, 4 * kAhead> ring;
-  for (size_t step = 0; step < n + 2 * kAhead; ++step) {
-    if (step < n) Look(items[step].key, &ring[step % ring.size()]);
-    if (step >= kAhead && step - kAhead < n) {
-      const size_t i = step - kAhead;
-      Fetch(read_bytes_, &ring[i % ring.size()]);
-      if (batch.copy) PrefetchToWrite(batch.out + items[i].position * bytes);
-    }
-    if (step < 2 * kAhead) continue;
-    const size_t i = step - 2 * kAhead;
-    const Probed& probed = ring[i % ring.size()];
+  std::array<Probed, kChunk> probes;
+  for (size_t i = 0; i < n; ++i) Look(items[i].key, &probes[i]);
+  for (size_t i = 0; i < n; ++i) Fetch(read_bytes_, &probes[i]);
+  for (size_t i = 0; i < n; ++i) {
+    const Probed& probed = probes[i];
     const uint64_t key = items[i].key;
     uint32_t place = FindProbed(key, probed);
     const bool absent = place == Index::kNone || KindOf(place) == kCounted;
