@@ -37,6 +37,7 @@ def test_the_page_has_medians_of_ratios_and_who_did_not_run(tmp_path: Path) -> N
     rounds = [
         {
             "1+1": {"samples_per_s": 1e3 * ours},
+            "2+2": {"samples_per_s": 3e3 * ours},
             "plain": {"samples_per_s": 1e3 * plain, "cpu_s": 0.25},
         }
         for ours, plain in rates
@@ -50,6 +51,6 @@ def test_the_page_has_medians_of_ratios_and_who_did_not_run(tmp_path: Path) -> N
         "failed": {"fbgemm": "not installed"},
     }
     text = page(found, tmp_path).read_text()
-    assert "| PyTorch, one process, two threads | 10.0 | 2.00 | 250 |" in text
-    assert "| HeterPS, 1 worker(s) + 1 shard(s) | 30.0 | 1.00 | – |" in text
+    assert "| PyTorch, one process, two threads | 10.0 | 2.00 | 6.00 | 250 |" in text
+    assert "| HeterPS, 1 worker + 1 shard | 30.0 | 1.00 | 3.00 | – |" in text
     assert "| FBGEMM TBE, one process, two threads | not run |" in text
