@@ -9,8 +9,9 @@ has stages and units at random, a third comes from `exact` and a third from `ppo
 stages and 12 units. Before them it is measured what the executor takes besides its layers, as a
 profile would: of one worker's time, and at the end of a step of twelve. Plans are priced with that.
 A real job is profiled before it runs and again behind it: where the stage that computes takes
-another time then, by more than a twentieth, the machine was not the same, and it is run again. That
-stage has a core of its own, as by its plan. Where the others lost what they did by waiting for a
+another time then, by more than a twentieth, the machine was not the same, and it is run again; so
+is any run beside which others had more than 3 % of the processor (`foreign`). The stage that
+computes has a core of its own, as by its plan. Where the others lost what they did by waiting for a
 core the run is `full`, and says nothing of the plan: it is told, not counted, and another job is
 drawn.
 What is measured is samples a second in steady steps, by the layers' own clock, over the decision's
@@ -36,7 +37,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from bench.pace.cores import Busy, Cores, Waits, is_full
+from bench.pace.cores import Busy, Cores, Foreign, Waits, is_full
 from bench.pace.examples import (
     JOBS,
     Cut,
@@ -66,6 +67,7 @@ _LEAST_STEPS, _LEAST_FLUSHED = 10, 4  # that are measured
 _STAGES = 6  # of a drawn plan, at most
 _CUTS, _DRAWN = 5, 15  # of each real job: that count, and at most to find them
 _SAME = 0.05  # by how much a stage's time before and after a run may differ
+_OURS = 0.03  # of the machine's time that others may have meanwhile
 _TRIES = 4  # of a run on a machine that changes
 _EXECUTOR_S = 15.0  # for which it is measured what the executor takes
 _ALONE = (1, 4)  # micro-batches a step of the worker that is measured alone
@@ -105,7 +107,9 @@ def main() -> int:
         for run in runs:
             print(_line(run), flush=True)
             results.append({"on": _on(machine(), _today(), asdict(executor)), **run})
-            _write(arguments.json, results)
+            seen = {_key(each) for each in results}
+            left = [each for key, each in earlier.items() if key not in seen]
+            _write(arguments.json, [*results, *left])
             if time.monotonic() > until:
                 whole = False
                 break
@@ -149,7 +153,12 @@ def _earlier(arguments: argparse.Namespace) -> dict[tuple[str, int], dict[str, A
     if not (arguments.go_on and arguments.json and arguments.json.exists()):
         return {}
     runs = json.loads(arguments.json.read_text())["plans"]
-    return {(run["name"], run["staleness"]): run for run in runs if "error" not in run}
+    return {_key(run): run for run in runs if "error" not in run}
+
+
+def _key(run: dict[str, Any]) -> tuple[str, int]:
+    """The name and staleness of a run."""
+    return run["name"], run.get("staleness", -1)  # of one that failed there is none
 
 
 @contextmanager
@@ -191,14 +200,14 @@ def _executor(client: Client, folder: Path) -> Executor:
     taken = []  # a step, by its micro-batches
     for parts in _ALONE:
         alone = given([1], LEAST_S, parts, 1, size=_SAMPLES)
-        run = _run(client, folder / f"alone-{parts}", alone, _EXECUTOR_S)
+        run = _alone(client, folder / f"alone-{parts}", alone, _EXECUTOR_S)
         taken.append(alone.batch / run["measured"])
     few, many = _ALONE
     each_s = (taken[1] - taken[0]) / (many - few)
     overhead = max(0.0, 1 - LEAST_S / each_s)
     step_s = max(0.0, taken[0] - few * each_s) * (1 - overhead)
     together = given([UNITS], LEAST_S / UNITS, UNITS, 0, size=_SAMPLES)
-    run = _run(client, folder / "together", together, _EXECUTOR_S)
+    run = _alone(client, folder / "together", together, _EXECUTOR_S)
     each_s = together.batch / run["measured"] * (1 - overhead)
     return Executor(overhead, step_s, max(0.0, each_s - together.batch / run["promised"]))
 
@@ -254,10 +263,20 @@ def _steady(
         after = at_costs(cut, profiled_anew(cut.of))
         drifts.append(after.computing_s / cut.computing_s)
         run["drifts"] = drifts
-        if abs(drifts[-1] - 1) <= _SAME:
+        if abs(drifts[-1] - 1) <= _SAME and run.get("foreign", 0.0) <= _OURS:
             break
         cut = after
     return run, after.of
+
+
+def _alone(client: Client, folder: Path, question: Question, seconds: float) -> dict[str, Any]:
+    """Run until the machine is ours alone, a few times at most; the run with least beside it."""
+    runs = []
+    for number in range(_TRIES):
+        runs.append(_run(client, folder / str(number), question, seconds))
+        if runs[-1]["foreign"] <= _OURS:
+            break
+    return min(runs, key=lambda run: float(run["foreign"]))
 
 
 def _tried(
@@ -269,7 +288,9 @@ def _tried(
 ) -> dict[str, Any]:
     """A run, or what it failed of."""
     try:
-        return _run(client, folder, question, seconds, cores)
+        if isinstance(question, Cut):
+            return _run(client, folder, question, seconds, cores)
+        return _alone(client, folder, question, seconds)
     except ValueError as error:
         return {"name": question.name, "ratio": 0.0, "error": str(error)}
 
@@ -293,7 +314,7 @@ def _run(
     else:
         job = write_job(folder, question, planned, steps)
     job_id = client.submit(job)
-    with Busy(cores.others if cores else ()) as busy, Waits(job_id) as waits:
+    with Busy(cores.others if cores else ()) as busy, Waits(job_id) as waits, Foreign() as foreign:
         status = client.wait(job_id)
     if status.state != "succeeded":
         raise ValueError(f"{job_id} failed: {status.reason}")
@@ -332,6 +353,7 @@ def _run(
         "steps": pace.steps,
         "seconds": pace.seconds,
         "load": os.getloadavg()[0],
+        "foreign": foreign.share(pace.begun, pace.ended),
         **({"others_busy": others, "full": full} if cores else {}),
     }
 
@@ -345,6 +367,7 @@ def _line(result: dict[str, Any]) -> str:
         f"{result['micro_batches']:2} micro-batches: promised {result['promised']:7.2f}, "
         f"measured {result['measured']:7.2f} samples/s, {result['ratio']:.3f} "
         f"({result['steps']} steps, load {result['load']:.1f}"
+        + (f", foreign {result['foreign']:.1%}" if "foreign" in result else "")
         + (f", others {result['others_busy']:.2f}" if "others_busy" in result else "")
         + (" FULL" if result.get("full") else "")
         + "".join(f", {drift:.2f}" for drift in result.get("drifts", []))

@@ -19,7 +19,7 @@ import numpy as np
 
 # Of a micro-batch's time: real jobs keep their promise to within as much.
 MUCH = 0.15
-_EVERY_S = 0.25
+_EVERY_S, _RARELY_S = 0.25, 1.0
 # Of a core's line in /proc/stat: user and system time and interrupts. What others run at a low
 # priority gives way.
 _FIELDS = (1, 3, 6, 7)
@@ -70,6 +70,39 @@ class Busy:
         while True:
             self._seen.append((time.monotonic(), _used_s(self.cores)))
             if self._over.wait(_EVERY_S):
+                return
+
+
+class Foreign:
+    """How busy the machine's cores are with what is not of this program, while it is entered.
+
+    That is what none of its descendants do: where it is much the machine was not ours alone.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, float]] = []  # as of `Busy`
+        self._cores = tuple(range(os.cpu_count() or 1))
+        self._over = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def share(self, begun: float, ended: float) -> float:
+        """Of all cores' time between two instants of the monotonic clock."""
+        first, last = np.interp([begun, ended], *zip(*self._seen, strict=True))
+        return max(0.0, float(last - first) / (ended - begun) / len(self._cores))
+
+    def _watch(self) -> None:
+        while True:
+            used = _used_s(self._cores)
+            self._seen.append((time.monotonic(), used - own_s(os.getpid())))
+            if self._over.wait(_RARELY_S):
                 return
 
 
@@ -146,8 +179,29 @@ def is_full(
     """
     each = zip(busy_s, waited_s, units, strict=True)
     kept = all((busy - waited) / k <= (1 + MUCH) * promised_s for busy, waited, k in each)
-    waited = sum(waited_s)
-    return kept and waited > MUCH * promised_s and waited >= measured_s - promised_s
+    waited, lost = sum(waited_s), measured_s - promised_s
+    return kept and waited > MUCH * promised_s and 0 < lost <= waited
+
+
+def own_s(root: int) -> float:
+    """Seconds of processor that a process and its descendants have used."""
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                words = (process / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it is gone
+                continue
+            parents[int(process.name)] = int(words[1])
+            used[int(process.name)] = int(words[11]) + int(words[12])
+    ticks = 0
+    for process_id, own in used.items():
+        above = process_id
+        while above != root and above in parents:
+            above = parents[above]
+        ticks += own if above == root else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _used_s(cores: Sequence[int]) -> float:

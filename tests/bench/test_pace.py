@@ -1,5 +1,6 @@
 """The benchmark of the pace: questions drawn by seed, and what a trace of a run says."""
 
+import os
 import subprocess
 import sys
 import time
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.pace import cores
 from bench.pace.cores import Waits, is_full
 from bench.pace.examples import Cut, Form, Profiled
 from bench.pace.questions import LEAST_S, UNITS, Executor, drawn, given, micro_batches_of
@@ -93,6 +95,7 @@ def test_a_stage_that_sleeps_takes_what_its_layers_do_with_all_that_is_computed_
             0.10,
             False,
         ),  # nor does another stage keep the pace
+        ((0.05, 0.10, 0.04), (0.0, 0.05, 0.02), 0.05, False),  # nothing was lost
         ((0.05, 0.20, 0.04), (0.0, 0.10, 0.02), 0.10, True),  # of two workers, each half of it
     ],
 )
@@ -137,3 +140,21 @@ def test_what_a_step_takes_each_worker_is_priced_by_its_micro_batches():
         assert [stage.units for stage in found.stages] == [2]
         step = seconds * micro_batches / 2 + step_s
         assert found.throughput == pytest.approx(asked.batch / step)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux tells it alone")
+def test_what_a_program_and_its_descendants_use_is_nobody_elses():
+    spin = "import time\nwhile time.process_time() < 0.6: pass\n"
+    child = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {spin!r}])"
+    own, begun = time.process_time(), cores.own_s(os.getpid())
+    assert begun == pytest.approx(own, abs=0.1)
+    waiting = f"{child}; time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", waiting]) as process:
+        try:
+            while cores.own_s(process.pid) < 0.3:  # the grandchild is seen while it runs
+                assert process.poll() is None
+                time.sleep(0.01)
+            alone = cores.own_s(process.pid)
+            assert cores.own_s(os.getpid()) >= begun + alone - 0.05
+        finally:
+            process.kill()
