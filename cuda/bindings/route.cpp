@@ -7,7 +7,7 @@ namespace {
 
 void route(const Input& logits, int64_t k, const Output& chosen, const Output& order,
            const Output& inverse, const Output& offsets, const std::optional<Output>& workspace,
-           [[maybe_unused]] uintptr_t stream) {
+           [[maybe_unused]] uintptr_t stream, int threads) {
   const int64_t tokens = size_of(logits, "logits", 0, 2);
   const int64_t experts = size_of(logits, "logits", 1, 2);
   const int64_t pairs = tokens * k;
@@ -40,7 +40,7 @@ void route(const Input& logits, int64_t k, const Output& chosen, const Output& o
 #endif
   } else {
     nb::gil_scoped_release release;
-    route_cpu(args);
+    route_cpu(args, threads);
   }
 }
 
@@ -60,7 +60,7 @@ void bind_route(nb::module_& m) {
         "int64 elements of scratch memory that `route` needs on a CUDA device.");
   m.def("route", &route, "logits"_a.noconvert(), "k"_a, "chosen"_a.noconvert(),
         "order"_a.noconvert(), "inverse"_a.noconvert(), "offsets"_a.noconvert(),
-        "workspace"_a.noconvert() = nb::none(), "stream"_a = 0,
+        "workspace"_a.noconvert() = nb::none(), "stream"_a = 0, "threads"_a = 1,
         "Chooses k experts for each token and groups the pairs by expert.");
 }
 

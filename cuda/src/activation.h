@@ -13,10 +13,11 @@
 namespace heterps {
 namespace {
 
-// After Cephes' expf: x = n ln 2 + r, e^r by a polynomial, 2^n by the exponent's bits.
+// After Cephes' expf: x = n ln 2 + r, e^r by a polynomial, 2^n by the exponent's bits. It ends at
+// e^-87 and e^60.
 inline float exponential(float x) {
   x = x < -87.0f ? -87.0f : x;
-  x = x > 88.0f ? 88.0f : x;
+  x = x > 60.0f ? 60.0f : x;
   const float n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;  // rounds
   const float r = x - n * 0.693359375f - n * -2.12194440e-4f;
   float p = 1.9875691500e-4f;
@@ -56,10 +57,10 @@ inline Normal<double> normal(double x) {
           0.5 * std::erfc(-x * 0.70710678118654752440)};
 }
 
-template <typename S>
-inline S logistic(S x) {
-  return S{1} / (S{1} + exponential(-x));
-}
+// Of float 0 below -60. What a limit of exponential() gives a compiler computes beforehand and
+// multiplies all lanes by: of one that is denormal, some processors take ten times as long.
+inline float logistic(float x) { return x < -60.0f ? 0.0f : 1.0f / (1.0f + exponential(-x)); }
+inline double logistic(double x) { return 1.0 / (1.0 + exponential(-x)); }
 
 // out[h] = activate(pre) of `hidden` units; those of SwiGLU have their values `value` behind gates.
 template <typename P, typename S>

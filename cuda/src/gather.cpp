@@ -18,6 +18,17 @@ void check_below(int64_t index, int64_t limit, const char* name) {
   }
 }
 
+// The row of this position, asked for ahead of its turn: rows lie in the order of experts, so that
+// the processor cannot know which comes next.
+template <typename T>
+void ask(const T* rows, int64_t position, int64_t dim) {
+  const uint64_t size = static_cast<uint64_t>(dim) * sizeof(T);
+  const uint64_t row = reinterpret_cast<uint64_t>(rows) + static_cast<uint64_t>(position) * size;
+  for (uint64_t line = 0; position >= 0 && line < size; line += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(row + line));
+  }
+}
+
 // Eight running sums: a fixed order of additions that still fills vector registers.
 template <typename T>
 Sum<T> dot(const T* a, const T* b, int64_t n) {
@@ -69,6 +80,7 @@ void gather_sum(const GatherShape& shape, const T* rows, const Sum<T>* w, const 
       std::fill(sums.begin(), sums.end(), Sum<T>{0});
       for (int64_t pair = t * shape.k; pair < (t + 1) * shape.k; ++pair) {
         const int64_t position = inverse[pair];
+        if (pair + 1 < end * shape.k) ask(rows, inverse[pair + 1], dim);
         if (position < 0) continue;
         check_below(position, shape.rows, "inverse");
         const T* source = rows + position * dim;
@@ -89,6 +101,7 @@ void gather_dot(const GatherShape& shape, const T* x, const T* rows, const int64
     for (int64_t pair = begin; pair < end; ++pair) {
       const int64_t position = inverse[pair];
       check_below(position, shape.rows, "inverse");
+      if (pair + 1 < end) ask(rows, inverse[pair + 1], dim);
       w[pair] =
           position < 0 ? Sum<T>{0} : dot(x + pair / shape.k * dim, rows + position * dim, dim);
     }

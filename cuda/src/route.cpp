@@ -1,53 +1,83 @@
 #include "heterps/route.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include "parallel.h"
+
 namespace heterps {
 namespace {
 
-inline float key(float logit) {
-  return std::isnan(logit) ? -std::numeric_limits<float>::infinity() : logit;
+// Ascends as the logit does, NaN being the least, and among equal ones descends as the expert does.
+inline int64_t key(float logit, int64_t expert) {
+  constexpr float kLeast = -std::numeric_limits<float>::infinity();
+  const float value = std::isnan(logit) ? kLeast : logit + 0.0f;  // -0 becomes 0
+  const int32_t bits = std::bit_cast<int32_t>(value);
+  const int64_t order = bits ^ ((bits >> 31) & 0x7fffffff);
+  return (order << 32) + (0xffffffff - expert);
 }
 
-// Insertion into a list of k: a later expert moves ahead only when strictly greater, which gives
-// ties to the lower index.
-void top_k(const float* logits, int64_t experts, int64_t k, float* best, int32_t* chosen) {
-  for (int64_t e = 0; e < experts; ++e) {
-    const float value = key(logits[e]);
-    int64_t slot = std::min(e, k);
-    if (slot == k) {
-      if (!(value > best[k - 1])) continue;
-      --slot;
-    }
-    for (; slot > 0 && value > best[slot - 1]; --slot) {
-      best[slot] = best[slot - 1];
-      chosen[slot] = chosen[slot - 1];
-    }
-    best[slot] = value;
-    chosen[slot] = static_cast<int32_t>(e);
-  }
+inline int64_t greatest(const int64_t* keys, int64_t n) {
+  int64_t best = keys[0];
+  for (int64_t i = 1; i < n; ++i) best = keys[i] > best ? keys[i] : best;
+  return best;
 }
+
+// A tournament: of blocks of experts the greatest are kept, so that whichever is chosen next takes
+// a look at these and, to replace it, at its block. Nothing is branched on but whether all is done.
+class Tournament {
+ public:
+  explicit Tournament(int64_t experts)
+      : experts_(experts),
+        block_(std::max<int64_t>(1, std::llround(std::sqrt(static_cast<double>(experts))))),
+        keys_(experts),
+        best_((experts + block_ - 1) / block_) {}
+
+  void choose(const float* logits, int64_t k, int32_t* chosen) {
+    for (int64_t e = 0; e < experts_; ++e) keys_[e] = key(logits[e], e);
+    for (int64_t b = 0; b < static_cast<int64_t>(best_.size()); ++b) renew(b);
+    for (int64_t j = 0; j < k; ++j) {
+      const int64_t most = greatest(best_.data(), static_cast<int64_t>(best_.size()));
+      const int64_t expert = 0xffffffff - (most & 0xffffffff);
+      chosen[j] = static_cast<int32_t>(expert);
+      keys_[expert] = std::numeric_limits<int64_t>::min();
+      renew(expert / block_);
+    }
+  }
+
+ private:
+  void renew(int64_t b) {
+    const int64_t begin = b * block_;
+    best_[b] = greatest(keys_.data() + begin, std::min(block_, experts_ - begin));
+  }
+
+  int64_t experts_;
+  int64_t block_;
+  std::vector<int64_t> keys_;
+  std::vector<int64_t> best_;
+};
 
 }  // namespace
 
-void route_cpu(const RouteArgs& args) {
+void route_cpu(const RouteArgs& args, int threads) {
   const auto [logits, tokens, experts, k, chosen, order, inverse, offsets] = args;
-  std::vector<float> best(k);
+  parallel_parts(tokens, experts + k, threads, [&](int64_t begin, int64_t end) {
+    Tournament tournament(experts);
+    for (int64_t t = begin; t < end; ++t) {
+      tournament.choose(logits + t * experts, k, chosen + t * k);
+    }
+  });
+  const int64_t pairs = tokens * k;
   std::vector<int64_t> next(experts, 0);  // counts, then the next free position of each expert
-  for (int64_t t = 0; t < tokens; ++t) {
-    int32_t* row = chosen + t * k;
-    top_k(logits + t * experts, experts, k, best.data(), row);
-    for (int64_t j = 0; j < k; ++j) ++next[row[j]];
-  }
+  for (int64_t i = 0; i < pairs; ++i) ++next[chosen[i]];
   offsets[0] = 0;
   for (int64_t e = 0; e < experts; ++e) {
     offsets[e + 1] = offsets[e] + next[e];
     next[e] = offsets[e];
   }
-  const int64_t pairs = tokens * k;
   for (int64_t i = 0; i < pairs; ++i) {
     const int64_t position = next[chosen[i]]++;
     order[position] = i;

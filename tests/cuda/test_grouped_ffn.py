@@ -102,6 +102,25 @@ def test_equals_a_loop(device: str, counts: list[int], activation: str) -> None:
         check(counts, dim, hidden, activation, device=device)
 
 
+@pytest.mark.parametrize("activation", module.ACTIVATIONS)
+def test_activations_far_from_zero(device: str, activation: str) -> None:
+    far = [9.0, 13.0, 59.0, 61.0, 87.0, 89.0, 1e4, 1e12, 1e30]
+    values = torch.tensor([float("nan"), -0.0, 1e-30, *far, *(-x for x in far)])
+    one = torch.ones(1, 1, 1)
+    w1 = torch.tensor([[[1.0, 0.5]]]) if activation == "swiglu" else one
+    rows = values[:, None].to(device).requires_grad_()
+    offsets = torch.tensor([0, len(values)], device=device)
+    out = ops.grouped_ffn(rows, offsets, w1.to(device), one.to(device), activation)
+    out.sum().backward()
+    exact = values[:, None].double().requires_grad_()
+    wanted = module.activate(exact @ w1[0].double(), activation)
+    wanted.sum().backward()
+    assert rows.grad is not None
+    # What is no number has a gradient of no use, which is 0 here and 1 there for relu.
+    for got, right in ((out, wanted), (rows.grad[1:], exact.grad[1:])):
+        torch.testing.assert_close(got.cpu(), right.float(), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_dtypes(device: str, dtype: torch.dtype) -> None:
     for activation in module.ACTIVATIONS:

@@ -15,6 +15,7 @@ def route(
     offsets: Tensor,
     workspace: Tensor | None = None,
     stream: int = 0,
+    threads: int = 1,
 ) -> None: ...
 def gather_rows(
     x: Tensor, weights: Tensor | None, order: Tensor, k: int, rows: Tensor, stream: int = 0, threads: int = 1

@@ -37,7 +37,8 @@ def _route(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
                 native(logits), k, chosen, order, inverse, offsets, workspace, stream(logits)
             )
     else:
-        _ops.route(native(logits), k, chosen, order, inverse, offsets)
+        threads = torch.get_num_threads()
+        _ops.route(native(logits), k, chosen, order, inverse, offsets, threads=threads)
     return chosen, order, inverse, offsets
 
 

@@ -19,7 +19,7 @@ struct RouteArgs {
   int64_t* offsets;  // [experts + 1] expert e owns order[offsets[e] : offsets[e + 1]]
 };
 
-void route_cpu(const RouteArgs& args);
+void route_cpu(const RouteArgs& args, int threads);
 
 // int64 elements of scratch device memory that route_cuda needs.
 int64_t route_workspace(int64_t pairs, int64_t experts);

@@ -52,7 +52,8 @@ void fuzz_route() {
   Array<int64_t> order_cpu(pairs), inverse_cpu(pairs), offsets_cpu(experts + 1);
   Array<int64_t> workspace(route_workspace(pairs, experts));
   route_cpu({logits.data(), tokens, experts, k, chosen_cpu.data(), order_cpu.data(),
-             inverse_cpu.data(), offsets_cpu.data()});
+             inverse_cpu.data(), offsets_cpu.data()},
+            1);
   enqueued(
       [&] {
         route_cuda({logits.data(), tokens, experts, k, chosen.data(), order.data(), inverse.data(),
