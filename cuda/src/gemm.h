@@ -24,6 +24,7 @@ namespace {
 constexpr int64_t kDepth = 256;  // of a packed panel: 16 KiB of float32 under AVX2
 constexpr int64_t kFew = 16;     // rows up to which packing B costs more than it saves
 constexpr int64_t kSpan = 256;   // columns that few rows are summed over at once
+constexpr int64_t kBlock = 256;  // columns asked for together: the second cache holds them
 
 // Vector width and rows of a tile; a tile is two vectors wide.
 template <int Bytes, int Rows>
@@ -32,33 +33,41 @@ struct Tiling {
   static constexpr int kRows = Rows;
 };
 
-// The panel that will be packed next, asked for while another is worked on: two cache lines in each
-// step, at `at` + (step mod 2^bits) * row + (step / 2^bits) * 64 and `second` behind that.
+// Rows of memory that will be packed next, asked for while others are worked on: a line in every
+// few steps, so that no step waits for the lines on their way, and in the order in which they lie,
+// so that the processor's own prefetching goes along.
 struct Ahead {
   const char* at = nullptr;
-  int64_t row = 0;
-  int64_t second = 0;
-  int64_t steps = 0;
-  int bits = 0;
+  int64_t row = 0;    // bytes from a row to the next
+  int64_t width = 0;  // bytes of a row that are wanted: whole lines
+  int64_t rows = 0;   // that are left
+  int64_t done = 0;   // bytes of this row
+  int64_t every = 1;  // steps
+  int64_t wait = 1;
 
-  inline void ask(int64_t step) const {
-    const char* line = at + (step & ((int64_t{1} << bits) - 1)) * row + (step >> bits) * 64;
-    __builtin_prefetch(line, 0, 2);
-    __builtin_prefetch(line + second, 0, 2);
+  inline void step() {
+    if (--wait > 0) return;
+    wait = every;
+    __builtin_prefetch(at + done, 0, 2);
+    done += 64;
+    if (done < width) return;
+    at += row;
+    done = 0;
+    if (--rows == 0) wait = int64_t{1} << 62;
   }
 };
 
 // c[Rows, 2 vectors] (+)= a[Rows, depth] * panel[depth, 2 vectors]; the last columns may be cut.
 template <int Bytes, int Rows, bool ARowsAdjacent, bool Asks, typename S>
 inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, bool add, S* c,
-                 int64_t width, int64_t columns, const Ahead& ahead, int64_t asked) {
+                 int64_t width, int64_t columns, Ahead& ahead) {
   using Loose = typename Vector<S, Bytes>::Loose;
   using Vec = typename Vector<S, Bytes>::Type;
   constexpr int kLanes = Bytes / sizeof(S);
   Vec sums[Rows][2] = {};
   for (int64_t k = 0; k < depth; ++k, panel += 2 * kLanes) {
     if constexpr (Asks) {
-      if (asked + k < ahead.steps) ahead.ask(asked + k);
+      ahead.step();
     }
     const Vec left = *reinterpret_cast<const Loose*>(panel);
     const Vec right = *reinterpret_cast<const Loose*>(panel + kLanes);
@@ -87,34 +96,32 @@ inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, bool
 // A tile of `rows` rows, 1 to Rows.
 template <int Bytes, int Rows, bool Packed, bool Asks, typename S>
 inline void tile_of(int64_t rows, int64_t depth, const S* a, int64_t stride, const S* panel,
-                    bool add, S* c, int64_t width, int64_t columns, const Ahead& ahead,
-                    int64_t asked) {
+                    bool add, S* c, int64_t width, int64_t columns, Ahead& ahead) {
   if constexpr (Rows > 1) {
     if (rows < Rows) {
       return tile_of<Bytes, Rows - 1, Packed, Asks>(rows, depth, a, stride, panel, add, c, width,
-                                                    columns, ahead, asked);
+                                                    columns, ahead);
     }
   }
-  tile<Bytes, Rows, Packed, Asks>(depth, a, stride, panel, add, c, width, columns, ahead, asked);
+  tile<Bytes, Rows, Packed, Asks>(depth, a, stride, panel, add, c, width, columns, ahead);
 }
 
 // All rows of a panel's columns, in tiles as even as they can be. Packed, the rows of a tile lie
 // side by side (see pack_rows), else `stride` apart.
 template <int Bytes, int Rows, bool Packed, typename S>
 void column_of_tiles(int64_t rows, int64_t depth, const S* a, int64_t stride, const S* panel,
-                     bool add, S* c, int64_t width, int64_t columns, const Ahead& ahead) {
+                     bool add, S* c, int64_t width, int64_t columns, Ahead& ahead) {
   const int64_t step = Packed ? depth : stride;
   const int64_t tiles = (rows + Rows - 1) / Rows;
   int64_t i = 0;
   for (int64_t n = 0; n < tiles; ++n) {
     const int64_t end = Packed ? (rows < i + Rows ? rows : i + Rows) : rows * (n + 1) / tiles;
-    const int64_t asked = n * depth;
-    if (asked < ahead.steps) {
+    if (ahead.rows > 0) {
       tile_of<Bytes, Rows, Packed, true>(end - i, depth, a + i * step, stride, panel, add,
-                                         c + i * width, width, columns, ahead, asked);
+                                         c + i * width, width, columns, ahead);
     } else {
       tile_of<Bytes, Rows, Packed, false>(end - i, depth, a + i * step, stride, panel, add,
-                                          c + i * width, width, columns, ahead, asked);
+                                          c + i * width, width, columns, ahead);
     }
     i = end;
   }
@@ -233,17 +240,21 @@ void multiply_dots(int64_t m, int64_t n, int64_t depth, const S* a, int64_t stri
   }
 }
 
-// The first panel of `b`, which has so many rows.
+// What of `b`, of so many rows and columns, is read first, to be asked for in so many steps.
 template <int kWide, typename T>
-inline Ahead ahead_of(const Matrix<T>& b, int64_t depth) {
-  constexpr int64_t kSize = static_cast<int64_t>(sizeof(T));
-  const char* at = reinterpret_cast<const char*>(b.data);
-  const int64_t deep = depth < kDepth ? depth : kDepth;
-  if (b.column == 1) return {at, b.row * kSize, kWide * kSize > 64 ? 64 : 0, deep, 62};
-  constexpr int kBits = kWide == 4 ? 2 : kWide == 8 ? 3 : kWide == 16 ? 4 : 5;
-  static_assert(kWide == 1 << kBits);
-  const int64_t half = (deep * kSize + 127) / 128;  // of the lines of a row
-  return {at, b.column * kSize, half * 64, half << kBits, kBits};
+inline Ahead ahead_of(const Matrix<T>& b, int64_t depth, int64_t columns, int64_t steps) {
+  const auto lines = [](int64_t elements) {
+    return (elements * static_cast<int64_t>(sizeof(T)) + 63) / 64;
+  };
+  const auto least = [](int64_t one, int64_t other) { return one < other ? one : other; };
+  const bool along = b.column == 1;
+  const int64_t deep = least(depth, kDepth);
+  const int64_t width = lines(along ? least(columns, kBlock) : deep);
+  const int64_t rows = along ? deep : least(columns, kWide);
+  const int64_t apart = (along ? b.row : b.column) * static_cast<int64_t>(sizeof(T));
+  if (width == 0 || rows == 0) return {};
+  const int64_t every = steps > rows * width ? steps / (rows * width) : 1;
+  return {reinterpret_cast<const char*>(b.data), apart, width * 64, rows, 0, every, every};
 }
 
 // Elements of scratch memory that multiply() needs for so many rows.
@@ -252,12 +263,18 @@ constexpr int64_t multiply_scratch(int64_t rows) {
   return kDepth * (2 * Tile::kBytes / static_cast<int64_t>(sizeof(S)) + rows + Tile::kRows);
 }
 
-// c[m, n], rows `width` apart, = a[m, depth] * b[depth, n]. `after` is what will be multiplied by
-// next, if that is known: its data is null or it has `after_depth` rows.
+// What will be multiplied by next, if that is known: else it has no columns.
+template <typename T>
+struct After {
+  Matrix<T> b = {};
+  int64_t depth = 0;
+  int64_t columns = 0;
+};
+
+// c[m, n], rows `width` apart, = a[m, depth] * b[depth, n].
 template <typename Tile, typename A, typename B, typename S>
 inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, const Matrix<B>& b,
-                     S* c, int64_t width, S* scratch, const Matrix<B>& after = {},
-                     int64_t after_depth = 0) {
+                     S* c, int64_t width, S* scratch, const After<B>& after = {}) {
   constexpr int kRows = Tile::kRows;
   constexpr int kWide = 2 * Tile::kBytes / static_cast<int>(sizeof(S));
   if (depth == 0) {
@@ -291,19 +308,26 @@ inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, co
         for (int64_t j = 0; j < deep; ++j) converted[i * deep + j] = static_cast<S>(from[j]);
       }
     }
+    // What lies along its rows is asked for in blocks of several panels.
+    const int64_t block = b.column == 1 ? kBlock : kWide;
+    const auto part = [&](int64_t row, int64_t column) {
+      return Matrix<B>{b.data + row * b.row + column * b.column, b.row, b.column};
+    };
+    Ahead ahead;
     for (int64_t j = 0; j < n; j += kWide) {
-      const int64_t columns = n - j < kWide ? n - j : kWide;
-      const Matrix<B> mine{b.data + k * b.row + j * b.column, b.row, b.column};
-      pack<Tile::kBytes, kWide>(deep, columns, mine, panel);
-      Ahead ahead;
-      if (j + kWide < n) {
-        ahead = ahead_of<kWide>(Matrix<B>{mine.data + kWide * b.column, b.row, b.column}, deep);
-      } else if (k + kDepth < depth) {
-        ahead = ahead_of<kWide>(Matrix<B>{b.data + (k + kDepth) * b.row, b.row, b.column},
-                                depth - k - kDepth);
-      } else if (after.data != nullptr) {
-        ahead = ahead_of<kWide>(after, after_depth);
+      if (j % block == 0) {
+        const int64_t panels = ((n - j < block ? n - j : block) + kWide - 1) / kWide;
+        const int64_t steps = panels * ((m + kRows - 1) / kRows) * deep;
+        if (j + block < n) {
+          ahead = ahead_of<kWide>(part(k, j + block), deep, n - j - block, steps);
+        } else if (k + kDepth < depth) {
+          ahead = ahead_of<kWide>(part(k + kDepth, 0), depth - k - kDepth, n, steps);
+        } else {
+          ahead = ahead_of<kWide>(after.b, after.depth, after.columns, steps);
+        }
       }
+      const int64_t columns = n - j < kWide ? n - j : kWide;
+      pack<Tile::kBytes, kWide>(deep, columns, part(k, j), panel);
       if (adjacent) {
         column_of_tiles<Tile::kBytes, kRows, true>(m, deep, left, stride, panel, k > 0, c + j,
                                                    width, columns, ahead);

@@ -28,13 +28,12 @@ inline void convert(int64_t n, const From* from, To* to) {
 // to[m, n], rows `width` apart, = a b, by way of `sums` unless that is what is summed in.
 template <typename Tile, typename A, typename B, typename T, typename S>
 inline void product(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, const Matrix<B>& b,
-                    T* to, int64_t width, S* sums, S* spare, const Matrix<B>& after = {},
-                    int64_t after_depth = 0) {
+                    T* to, int64_t width, S* sums, S* spare, const After<B>& after = {}) {
   if constexpr (std::is_same_v<T, S>) {
     (void)sums;
-    multiply<Tile>(m, n, depth, a, b, to, width, spare, after, after_depth);
+    multiply<Tile>(m, n, depth, a, b, to, width, spare, after);
   } else {
-    multiply<Tile>(m, n, depth, a, b, sums, n, spare, after, after_depth);
+    multiply<Tile>(m, n, depth, a, b, sums, n, spare, after);
     for (int64_t i = 0; i < m; ++i) convert(n, sums + i * n, to + i * width);
   }
 }
@@ -74,7 +73,7 @@ void first_step(const FfnShape& shape, const FfnArrays& arrays, const Block& blo
   if (n == hidden) {
     const T* w2 = of_group<T>(arrays, arrays.w2, block.group, hidden * dim);
     multiply<Tile>(m, inner, dim, rows, Matrix<T>{w1, inner, 1}, pre, width, spare,
-                   Matrix<T>{w2, dim, 1}, hidden);
+                   After<T>{{w2, dim, 1}, hidden, dim});
   } else {
     multiply<Tile>(m, n, dim, rows, Matrix<T>{w1, inner, 1}, pre, width, spare);
     if (gated) {
@@ -107,7 +106,8 @@ void second_step(const FfnShape& shape, const FfnArrays& arrays, const Block& bl
   product<Tile>(m, columns.to - columns.from, hidden, Matrix<S>{in<S>(act), hidden, 1},
                 Matrix<T>{w2, dim, 1},
                 static_cast<T*>(arrays.out) + block.begin * dim + columns.from, dim,
-                spare + multiply_scratch<Tile, S>(m), spare, Matrix<T>{next, inner, 1}, dim);
+                spare + multiply_scratch<Tile, S>(m), spare,
+                After<T>{{next, inner, 1}, dim, next == nullptr ? 0 : inner});
 }
 
 // to[m, n], rows `width` apart, = a[m, depth] times the transpose of w[n, depth]; the same bits

@@ -99,6 +99,7 @@ inline void pack(int64_t depth, int64_t columns, const Matrix<T>& b, S* panel) {
         if constexpr (std::is_same_v<T, S>) {
           square[j] = *reinterpret_cast<const Loose*>(from);
         } else {
+          square[j] = Vec{};
           for (int i = 0; i < kLanes; ++i) square[j][i] = static_cast<S>(from[i]);
         }
       }
