@@ -27,7 +27,9 @@ _SHADOWS = (0.0, 0.5, 1.0)  # how far prices are moved to those with shared limi
 _TIGHT = 1  # passes that may be idle besides where shared limits bind
 _NEAR = 3e-3  # a plan so near to the bound is not worth another attempt
 _APART = 3  # layers in which plans revised at one pace differ
-_STEPPED_TRIALS = 3  # times those of a pass, to reach a floor that flushed steps miss
+# To reach a floor that flushed steps miss: times the trials of a pass, and how often.
+_STEPPED_TRIALS, _FLUSHED_RESCUES = 3, 8
+_FAR = 256  # plans drawn anew between, up to `_QUICK_LAYERS`
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,13 +261,26 @@ def _rescued(
     fastest = paces.fastest(model.native, paces.slowest(model))[1]
     if fastest is None:
         return False
+    apart = [paces.slowest(model), search.low, math.sqrt(search.low * search.top)]
+    far = [fastest, *_planner.paces(model.native, apart, effort.nodes)]
     starts = network.sample([fastest], effort.starts, 1.3, seed)
+    most = _FAR if model.num_layers <= _QUICK_LAYERS else effort.starts
     made = [search.pace(model, search.low * (1 - 1e-9), s) for s in _SHADOWS]
     trials = (_STEPPED_TRIALS if model.steps.flushed else 20) * effort.trials
-    for number in range(4):
+    for number in range(_FLUSHED_RESCUES if model.steps.flushed else 4):
+        begun = starts
+        if model.steps.flushed and number % 2:  # plans that are far from the fastest lead elsewhere
+            heat = _EVEN if number % 4 == 1 else effort.temperature
+            others = network.sample(far, max(1, most // len(far)), heat, seed + number)
+            samples.add(others)
+            if samples.ranked():
+                return True
+            if not len(others):
+                continue
+            begun = others[:: max(1, len(others) // effort.starts)]
         drawn = network.revise(
-            [made[n % len(made)] for n in range(len(starts))],
-            starts,
+            [made[n % len(made)] for n in range(len(begun))],
+            begun,
             trials,
             effort.windows[number % len(effort.windows)],
             effort.temperature,

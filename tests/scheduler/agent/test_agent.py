@@ -135,6 +135,32 @@ def test_a_plan_by_simulated_steps_wherever_there_is_one(
         assert found.cost <= best.cost * 1.05
 
 
+@pytest.mark.parametrize(
+    ("number", "floor"), [(37, 102_579.366), (38, 93_993.114), (46, 5_545_909.315)]
+)
+def test_a_floor_is_kept_that_next_to_no_plan_by_simulated_steps_keeps(
+    number: int, floor: float
+) -> None:
+    """Within 0.35 % of what the cheapest that keeps it reaches; of one problem 1 of 324 does."""
+    given_, draws = generated(number, 1600, (5, 16), (2, 6)), np.random.default_rng([77, number])
+    work = dict(given_.workload)
+    least = sum(min(c["compute_s"] for c in one["cost"].values()) for one in work["layers"])
+    work["crossing_s"] = float(least * draws.uniform(0, 0.05))
+    work["handling_s"] = float(work["crossing_s"] * draws.uniform(0.2, 0.6))
+    for one in work["layers"]:
+        one["cost"] = {
+            name: {**each, "delay_s": float(each["sync_s"] * draws.uniform(0, 1.5))}
+            for name, each in one["cost"].items()
+        }
+    work |= {"staleness": 0, "micro_batches": 16, "batch": work["reference_batch"]}
+    problem = CostModel(Workload.parse(work), Resources.parse(given_.resources))
+    best = solve(problem, floor).plan
+    assert best is not None
+    found = agent.draw(problem, floor).plan
+    assert found.feasible
+    assert found.cost == pytest.approx(best.cost, rel=0.01)
+
+
 def test_plans_by_simulated_steps_repeat_and_are_near_the_cheapest() -> None:
     for number in (6, 9, 18):  # floors, and limits that several stages share
         given_ = generated(number, seed=31, layers=(5, 16), types=(2, 6))
