@@ -3,13 +3,17 @@
     python -m bench.survive --kills 200 --seed 1
     python -m bench.survive --kills 20 --kinds worker shard
     python -m bench.survive --kills 30 --kinds survivor stopped drained 'two kinds'
+    python -m bench.survive --at-once 4 --kinds worker --every 30 --epochs 100
     python -m bench.survive --rivals --every 30 --kills 20 --epochs 600 --checkpoint '200 steps'
 
-Jobs of one shape run one after the other on a cluster of nodes of one unit each, with a spare one
-of each type: first one that nothing happens to, then others, while kills come, until there were
+Jobs of one shape run one after the other on a cluster of nodes of one unit each, with `--spares` of
+each type: first one that nothing happens to, then others, while kills come, until there were
 enough. Each is to train every sample once an epoch, and to end with the same weights and rows, to
 the bit. The pause before a kill begins when the job trains again after the one before; those that
-are to overlap are kinds of their own. Seconds are those of the layers' own clock. With `--rivals`
+are to overlap are kinds of their own. Seconds are those of the layers' own clock. With `--at-once`
+so many jobs have their workers killed at the same time, each after pauses of its own, beside the
+one that nothing happens to; all nodes of a type are one then. `cores_busy` says what all of this
+took of the machine. With `--rivals`
 workers alone are killed, and the same model is trained by torchrun and Ray Train besides, whose
 workers are killed after the same pauses. `process_start_s` is what a process with torch takes to
 start, before anything else runs. Results go to bench/results/survive.json, or survive_rivals.json;
@@ -27,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -46,6 +51,7 @@ from tests.disks import small_disk
 from tests.machines import Machines
 
 _LOOK_S = 0.05
+_BEFORE = {"at_once": 0, "spares": 1}  # of files that do not say so
 _LAST = 100  # steps, in which no disk is filled
 _DISK = 16 << 20  # bytes, where it is to be full for a while
 
@@ -59,23 +65,45 @@ def main() -> int:
         steps=arguments.epochs * Shape().steps_per_epoch,
         staleness=arguments.staleness,
     )
-    nodes = {f"{SHARDS}-0": ("cpu", 1)}
-    for kind, units in (("front", shape.front), ("back", shape.back)):
-        nodes |= {f"{kind}-{number}": (kind, 1) for number in range(units + 1)}
+    nodes = _nodes(shape, arguments.at_once, arguments.spares)
     before = _before(arguments, shape)
     arguments.process_start_s = _process_start()
     with tempfile.TemporaryDirectory(prefix="heterps-survive-") as folder:
         with Machines(Path(folder, "cluster"), nodes) as machines:
-            runs: list[Run] = []
-            for run in _runs(arguments, shape, machines, list(nodes), Path(folder)):
-                runs.append(run)
-                result = _result(arguments, shape, [*before, runs])
+            busy_s, began = _busy_s(), time.monotonic()
+            for parts in _parts(arguments, shape, machines, list(nodes), Path(folder)):
+                result = _result(arguments, shape, [*before, *parts])
+                result["cores_busy"] = (_busy_s() - busy_s) / (time.monotonic() - began)
                 _keep(arguments, result)  # whatever becomes of the next one
         if arguments.rivals:
             result |= run_rivals(Path(folder), shape, arguments)
         _keep(arguments, result)
     print(json.dumps({k: v for k, v in result.items() if k != "parts"}, indent=1))
     return 0 if result["holds"] else 1
+
+
+def _nodes(shape: Shape, jobs: int, spares: int) -> dict[str, tuple[str, int]]:
+    """Nodes by name, with their types and units.
+
+    Args:
+        jobs: with kills at the same time; 0 for one alone, on nodes of one unit each.
+        spares: units of each type of stages that the jobs do not have.
+    """
+    stages = {"front": shape.front, "back": shape.back}
+    if jobs:
+        return {f"{SHARDS}-0": ("cpu", jobs + 1)} | {
+            kind: (kind, (jobs + 1) * units + spares) for kind, units in stages.items()
+        }
+    found = {f"{SHARDS}-0": ("cpu", 1)}
+    for kind, units in stages.items():
+        found |= {f"{kind}-{number}": (kind, 1) for number in range(units + spares)}
+    return found
+
+
+def _busy_s() -> float:
+    """Seconds for which all cores of the machine, together, were busy since it started."""
+    user, nice, system = Path("/proc/stat").read_text().split()[1:4]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _process_start() -> float:
@@ -107,6 +135,8 @@ def _same(arguments: argparse.Namespace, shape: Shape) -> dict[str, Any]:
         "shape": asdict(shape),
         "checkpoint": arguments.checkpoint,
         "every_s": arguments.every,
+        "at_once": arguments.at_once,
+        "spares": arguments.spares,
     }
 
 
@@ -120,7 +150,7 @@ def _before(arguments: argparse.Namespace, shape: Shape) -> list[list[Run]]:
         return []
     there = json.loads(_file(arguments).read_text())
     same = _same(arguments, shape)
-    if {name: there[name] for name in same} != same:
+    if {name: there.get(name, _BEFORE.get(name)) for name in same} != same:
         raise SystemExit(f"--add: {_file(arguments)} is of another job, or of other kills")
     return runs_of(there["parts"])
 
@@ -135,6 +165,29 @@ def _file(arguments: argparse.Namespace) -> Path:
 def _keep(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     if not arguments.no_write:
         write(_file(arguments), json.dumps(result, indent=1) + "\n")
+
+
+def _parts(
+    arguments: argparse.Namespace,
+    shape: Shape,
+    machines: Machines,
+    nodes: list[str],
+    folder: Path,
+) -> Iterator[list[list[Run]]]:
+    """The parts so far, each time that there is more."""
+    if not arguments.at_once:
+        runs: list[Run] = []
+        for run in _runs(arguments, shape, machines, nodes, folder):
+            runs.append(run)
+            yield [runs]
+        return
+
+    def one(number: int) -> Run:
+        chance, most = random.Random(f"{arguments.seed} {number}"), arguments.kills if number else 0
+        return _run(arguments, shape, machines, nodes, folder / str(number), most, chance)
+
+    with ThreadPoolExecutor(arguments.at_once + 1) as pool:
+        yield [list(pool.map(one, range(arguments.at_once + 1)))]
 
 
 def _runs(
@@ -247,13 +300,15 @@ def _parse() -> argparse.Namespace:
     add("--seconds", type=float, default=0.002, help="that a sample takes in a stage")
     add("--epochs", type=int, default=55, help="of nine steps each")
     add("--staleness", type=int, default=0)
+    add("--spares", type=int, default=1, help="nodes of each type that the job does not need")
+    add("--at-once", type=int, default=0, help="jobs with kills; each gets --kills at most")
     add("--checkpoint", default="40 steps")
     add("--rivals", action="store_true", help="torchrun and Ray Train beside it")
     add("--json", type=Path, default=None, help="where results go to instead")
     add("--add", action="store_true", help="to the parts that are in that file")
     add("--no-write", action="store_true")
     arguments = parser.parse_args()
-    if arguments.rivals:
+    if arguments.rivals or arguments.at_once:
         arguments.kinds = ["worker"]
     return arguments
 

@@ -18,6 +18,8 @@ from heterps import Client
 from heterps.errors import HeterpsError
 from protos.node_pb2 import NodeStatusRequest
 from protos.node_pb2_grpc import NodeStub
+from protos.scheduler_pb2 import JobRequest, MoveJobRequest
+from protos.scheduler_pb2_grpc import SchedulerStub
 from tests.machines import REDIS, SCHEDULER, Machines
 
 T = TypeVar("T")
@@ -217,6 +219,19 @@ class Killer:
         time.sleep(self.chance.uniform(0, 1.0))
         return [f"{name} within {notice:.1f} s", *self.one("stage")]
 
+    def moving(self) -> list[str]:
+        """A worker, old or new, the scheduler or Redis, while the job goes over to others."""
+        self.settle()
+        with connect(self.machines.address) as channel, suppress(grpc.RpcError):
+            stub = SchedulerStub(channel)
+            plan = stub.GetDecision(JobRequest(job_id=self.job_id), timeout=_ANSWER_S)
+            asked = MoveJobRequest(job_id=self.job_id, decision=plan)
+            stub.MoveJob(asked, timeout=_ANSWER_S)
+            time.sleep(self.chance.uniform(0, 2.0))
+            what = self.chance.choice(["stage", "stage", SCHEDULER, REDIS])
+            return ["moves", *(self.one(what) if what == "stage" else self.machine(what))]
+        return []
+
     def full_disk(self) -> list[str]:
         """No checkpoint can be written for a while; perhaps a worker dies meanwhile."""
         if not self.cuts.parent.is_dir():
@@ -270,10 +285,13 @@ KINDS: dict[str, tuple[int, Callable[[Killer], list[str]]]] = {
     "stopped": (2, Killer.stopped),
     "all together": (2, Killer.all_together),
     "drained": (3, Killer.drained),
+    "moving": (3, Killer.moving),
     "full disk": (2, Killer.full_disk),
     "two kinds": (3, Killer.two_kinds),
 }
-RARE: Final = ("survivor", "stopped", "all together", "drained", "full disk", "two kinds")
+RARE: Final = (
+    *("survivor", "stopped", "all together", "drained", "moving", "full disk", "two kinds"),
+)
 USUAL: Final = tuple(kind for kind in KINDS if kind not in RARE)
 
 
