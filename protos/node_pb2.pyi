@@ -346,6 +346,33 @@ class ReadLogReply(_message.Message):
 Global___ReadLogReply: _TypeAlias = ReadLogReply  # noqa: Y015
 
 @_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERM_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    NOTICE_S_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    node_id: _builtins.str
+    """of the node that is meant: another may have its address"""
+    notice_s: _builtins.float
+    """until it ends, whatever runs there"""
+    def __init__(
+        self,
+        *,
+        term: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        notice_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "notice_s", b"notice_s", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
 class NodeStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -59,6 +59,11 @@ class NodeStub:
                 request_serializer=protos_dot_node__pb2.StopJobRequest.SerializeToString,
                 response_deserializer=protos_dot_node__pb2.StopJobReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/heterps.v1.Node/Drain',
+                request_serializer=protos_dot_node__pb2.DrainRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.NodeStatus.FromString,
+                _registered_method=True)
         self.ReadLog = channel.unary_unary(
                 '/heterps.v1.Node/ReadLog',
                 request_serializer=protos_dot_node__pb2.ReadLogRequest.SerializeToString,
@@ -106,6 +111,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """End once nothing of a job runs here; without effect where it is to already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadLog(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -140,6 +152,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.StopJob,
                     request_deserializer=protos_dot_node__pb2.StopJobRequest.FromString,
                     response_serializer=protos_dot_node__pb2.StopJobReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protos_dot_node__pb2.DrainRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.NodeStatus.SerializeToString,
             ),
             'ReadLog': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadLog,
@@ -264,6 +281,33 @@ class Node:
             '/heterps.v1.Node/StopJob',
             protos_dot_node__pb2.StopJobRequest.SerializeToString,
             protos_dot_node__pb2.StopJobReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.Node/Drain',
+            protos_dot_node__pb2.DrainRequest.SerializeToString,
+            protos_dot_scheduler__pb2.NodeStatus.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,8 @@ class NodeStub:
     """Starts one process; answers when it listens."""
     StopJob: _grpc.UnaryUnaryMultiCallable[_node_pb2.StopJobRequest, _node_pb2.StopJobReply]
     """Stops every process of a job, or some; safe to repeat."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_node_pb2.DrainRequest, _scheduler_pb2.NodeStatus]
+    """End once nothing of a job runs here; without effect where it is to already."""
     ReadLog: _grpc.UnaryUnaryMultiCallable[_node_pb2.ReadLogRequest, _node_pb2.ReadLogReply]
     Status: _grpc.UnaryUnaryMultiCallable[_node_pb2.NodeStatusRequest, _scheduler_pb2.NodeStatus]
 
@@ -66,6 +68,8 @@ class NodeAsyncStub(NodeStub):
     """Starts one process; answers when it listens."""
     StopJob: _aio.UnaryUnaryMultiCallable[_node_pb2.StopJobRequest, _node_pb2.StopJobReply]  # type: ignore[assignment]
     """Stops every process of a job, or some; safe to repeat."""
+    Drain: _aio.UnaryUnaryMultiCallable[_node_pb2.DrainRequest, _scheduler_pb2.NodeStatus]  # type: ignore[assignment]
+    """End once nothing of a job runs here; without effect where it is to already."""
     ReadLog: _aio.UnaryUnaryMultiCallable[_node_pb2.ReadLogRequest, _node_pb2.ReadLogReply]  # type: ignore[assignment]
     Status: _aio.UnaryUnaryMultiCallable[_node_pb2.NodeStatusRequest, _scheduler_pb2.NodeStatus]  # type: ignore[assignment]
 
@@ -107,6 +111,14 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.StopJobReply, _abc.Awaitable[_node_pb2.StopJobReply]]:
         """Stops every process of a job, or some; safe to repeat."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _node_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.NodeStatus, _abc.Awaitable[_scheduler_pb2.NodeStatus]]:
+        """End once nothing of a job runs here; without effect where it is to already."""
 
     @_abc_1.abstractmethod
     def ReadLog(

@@ -362,6 +362,7 @@ class JobStatus(_message.Message):
     RECOVERIES_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
     VALIDATED_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
     SUBMITTED_BY_FIELD_NUMBER: _builtins.int
     CANCELLED_BY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
@@ -432,6 +433,10 @@ class JobStatus(_message.Message):
     def validated(self) -> _containers.RepeatedCompositeFieldContainer[Global___Validated]:
         """the latest of train.validate, the oldest first"""
 
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___Share]:
+        """workers that had, or have, no unit of their own"""
+
     def __init__(
         self,
         *,
@@ -468,12 +473,13 @@ class JobStatus(_message.Message):
         recoveries: _abc.Iterable[Global___Recovery] | None = ...,
         moves: _abc.Iterable[Global___Move] | None = ...,
         validated: _abc.Iterable[Global___Validated] | None = ...,
+        shares: _abc.Iterable[Global___Share] | None = ...,
         submitted_by: _builtins.str = ...,
         cancelled_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cut_error", b"cut_error", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "loss_terms", b"loss_terms", "metrics", b"metrics", "moves", b"moves", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "recoveries", b"recoveries", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps", "validated", b"validated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cut_error", b"cut_error", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "loss_terms", b"loss_terms", "metrics", b"metrics", "moves", b"moves", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "recoveries", b"recoveries", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "shares", b"shares", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps", "validated", b"validated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -931,13 +937,10 @@ class HeartbeatReply(_message.Message):
 
     LEASE_S_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
-    DRAIN_S_FIELD_NUMBER: _builtins.int
     WARM_FIELD_NUMBER: _builtins.int
     lease_s: _builtins.float
     term: _builtins.int
     """of the scheduler that leads; nodes obey no lower one"""
-    drain_s: _builtins.float
-    """above 0: drain, and end in so many seconds at the latest"""
     warm: _builtins.bool
     """a job that trains may need a worker here: be ready to fork one"""
     def __init__(
@@ -945,12 +948,11 @@ class HeartbeatReply(_message.Message):
         *,
         lease_s: _builtins.float = ...,
         term: _builtins.int = ...,
-        drain_s: _builtins.float = ...,
         warm: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_s", b"drain_s", "lease_s", b"lease_s", "term", b"term", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "term", b"term", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1320,6 +1322,51 @@ class Recovery(_message.Message):
 Global___Recovery: _TypeAlias = Recovery  # noqa: Y015
 
 @_typing.final
+class Share(_message.Message):
+    """A worker that was replaced where no unit was free: it shares one with another of its job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    THROUGHPUT_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    """stage 0 worker 1"""
+    node: _builtins.str
+    """where the unit is"""
+    at: _builtins.float
+    """seconds since the epoch"""
+    until: _builtins.float
+    """it had one of its own again, or the attempt ended; 0: neither yet"""
+    attempt: _builtins.int
+    price_per_hour: _builtins.float
+    """of a unit: one fewer is paid meanwhile"""
+    throughput: _builtins.float
+    """samples/s of the plan, with all that share units then"""
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+        node: _builtins.str = ...,
+        at: _builtins.float = ...,
+        until: _builtins.float = ...,
+        attempt: _builtins.int = ...,
+        price_per_hour: _builtins.float = ...,
+        throughput: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "node", b"node", "price_per_hour", b"price_per_hour", "process", b"process", "throughput", b"throughput", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Share: _TypeAlias = Share  # noqa: Y015
+
+@_typing.final
 class Move(_message.Message):
     """A job that went over to another plan, or to other nodes, from a cut while it ran."""
 
@@ -1345,7 +1392,7 @@ class Move(_message.Message):
     """of the cut"""
     attempt: _builtins.int
     reason: _builtins.str
-    """asked | replanned | drained | joined | deadline"""
+    """asked | replanned | drained | joined | deadline | shared"""
     before: _builtins.str
     """the plans in short: units and types of their stages"""
     after: _builtins.str
@@ -1809,6 +1856,7 @@ class PlacedProcess(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     RENDEZVOUS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
     process_id: _builtins.str
     label: _builtins.str
     role: _builtins.int
@@ -1818,6 +1866,8 @@ class PlacedProcess(_message.Message):
     address: _builtins.str
     rendezvous: _builtins.str
     pid: _builtins.int
+    shares: _builtins.bool
+    """a unit that another of the job's workers has"""
     @_builtins.property
     def node(self) -> Global___NodeStatus:
         """without its processes"""
@@ -1834,10 +1884,11 @@ class PlacedProcess(_message.Message):
         address: _builtins.str = ...,
         rendezvous: _builtins.str = ...,
         pid: _builtins.int = ...,
+        shares: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "index", b"index", "label", b"label", "node", b"node", "pid", b"pid", "process_id", b"process_id", "rank", b"rank", "rendezvous", b"rendezvous", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "index", b"index", "label", b"label", "node", b"node", "pid", b"pid", "process_id", b"process_id", "rank", b"rank", "rendezvous", b"rendezvous", "role", b"role", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heterps.client.records import Job
+from protos.shares import less_an_hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +82,5 @@ def _mean_price(job: Job, attempt: int, started: float, ended: float, last: floa
         if move.attempt == attempt and not move.failed and began < move.at < ended:
             cost += move.price_before * (move.at - began)
             began = move.at
-    return (cost + last * (ended - began)) / (ended - started) if began > started else last
+    mean = (cost + last * (ended - began)) / (ended - started) if began > started else last
+    return mean - less_an_hour(job.shares, started, ended)

@@ -91,6 +91,27 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A worker that had no unit of its own for a while, as none was free when it was replaced.
+
+    Attributes:
+        process: that worker.
+        node: where it shared one with another of the job.
+        at, until: seconds since the epoch; until is 0 while it does.
+        price_per_hour: dollars, of a unit: one fewer was paid.
+        throughput: samples/s of the plan meanwhile, as predicted.
+    """
+
+    process: str
+    node: str
+    at: float
+    until: float
+    attempt: int
+    price_per_hour: float
+    throughput: float
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """A job that went over to another plan, or to other nodes, while it ran.
 
@@ -241,6 +262,7 @@ class Job:
     cut_error: str = ""  # what the newest cut failed of; empty where it did not
     recoveries: tuple[Recovery, ...] = ()
     moves: tuple[Move, ...] = ()
+    shares: tuple[Share, ...] = ()  # the oldest first
     validated: tuple[Validated, ...] = ()  # the latest, the oldest first
     loss_terms: Mapping[str, float] = field(default_factory=dict)  # of `loss`, those with a name
 
@@ -262,6 +284,7 @@ class Job:
                 _read(Recovery, one, lost=tuple(one.lost)) for one in status.recoveries
             ),
             moves=tuple(_read(Move, one) for one in status.moves),
+            shares=tuple(_read(Share, one) for one in status.shares),
             validated=tuple(
                 Validated(one.step, dict(sorted(one.metrics.items()))) for one in status.validated
             ),

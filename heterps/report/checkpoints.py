@@ -6,9 +6,9 @@ from datetime import datetime
 from rich.table import Table
 
 from heterps.client.attempts import Trained
-from heterps.client.records import Cut, Move, Recovery
+from heterps.client.records import Cut, Move, Recovery, Share
 from heterps.report.terminal import table
-from heterps.view.figures import duration, money, size
+from heterps.view.figures import duration, money, rate, size
 
 
 def checkpoints_table(cuts: Sequence[Cut]) -> Table:
@@ -55,6 +55,12 @@ def moved_text(one: Move) -> str:
     if one.failed:
         return f"{way}: {one.failed}"
     return f"{way}: at step {one.step}, in {one.seconds:.1f} s"
+
+
+def share_text(one: Share) -> str:
+    """Which worker has no unit of its own, and what that costs in pace."""
+    pace = f"{rate(one.throughput)} samples/s predicted" if one.throughput else "slower"
+    return f"{one.process}, on {one.node}, until another is free: {pace}, and one unit less to pay"
 
 
 def clock(seconds: float) -> str:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from heterps.client.attempts import trained
 from heterps.client.records import Job, State
-from heterps.report.checkpoints import clock, lost_text, moved_text, went_back_text
+from heterps.report.checkpoints import clock, lost_text, moved_text, share_text, went_back_text
 from heterps.report.cluster import STYLES
 from heterps.report.terminal import heading, indented, pairs, table
 from heterps.view import decision as view
@@ -71,6 +71,9 @@ def job_report(job: Job) -> RenderableType:
         lines.append(("replaced", text))
         if recovery.back:
             lines.append(("", went_back_text(recovery)))
+    for shared in job.shares:
+        if not shared.until:
+            lines.append(("shares a unit", share_text(shared)))
     for move in job.moves[-3:]:
         lines.append(("keeps its plan" if move.failed else "moved", moved_text(move)))
     if job.cuts:

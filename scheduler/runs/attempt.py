@@ -25,6 +25,7 @@ from scheduler.runs.processes import AttemptId, Process
 from scheduler.runs.progress import forget_validated, take_progress
 from scheduler.runs.record import Record
 from scheduler.runs.recoveries import note_beginning, note_recovery
+from scheduler.runs.sharing import note, sharing
 from scheduler.runs.states import NEXT, OF_JOB, State
 from scheduler.state.endings import Ending, may_retry
 from scheduler.state.packing import Group
@@ -63,6 +64,7 @@ class Attempt:
         beginning: the cut that it begins with, if any.
         record: of its processes, as another scheduler finds it.
         started_s: seconds that they took to start.
+        lacking: types of units that it lacks, so that its workers share some: the next are its.
         running_at: since when it is RUNNING, by time.monotonic(); None: it is not yet.
         follower: of the processes; None until they are started.
     """
@@ -80,6 +82,7 @@ class Attempt:
         self.decision = Decision()
         self.beginning = Beginning()
         self.started_s = 0.0
+        self.lacking: frozenset[str] = frozenset()
         self.running_at: float | None = None
         self.follower: Follower | None = None
         self.record = Record(self._put_run, lambda units: context.nodes.restore(job_id, units))
@@ -165,6 +168,7 @@ class Attempt:
             if report.attempt == self.id.number:
                 follower.report(report)
         self.follower = follower
+        self._note_shares()
         self.move(State.RUNNING)
 
     def give_up(self, state: "pb.JobState.ValueType", record: pb.RunRecord | None) -> None:
@@ -384,6 +388,7 @@ class Attempt:
         self.record.go_over(decision, processes, move, for_shards)
         self.logs.add_processes(processes)
         self.keep(decision)
+        self._note_shares()
 
     def forget_cuts(self) -> None:
         """A job that has its model keeps no cuts that it only moved by."""
@@ -403,6 +408,7 @@ class Attempt:
         """
         self.record.place(processes, for_shards)
         self.logs.add_processes(processes)
+        self._note_shares()
 
     def go_on(self, samples: int) -> None:
         """All workers of the generation were told to go on.
@@ -442,6 +448,17 @@ class Attempt:
 
         self.context.jobs.change(self.id.job_id, edit)
         note_recovery(self.context.store, self.id.job_id, recovery, kinds)
+
+    def _note_shares(self) -> None:
+        """Tell the job's owner which workers have no unit of their own."""
+        status = self.context.jobs.get(self.id.job_id)
+        told = status.shares if status is not None else ()
+        if sharing(self.processes) or any(not one.until for one in told):
+            now, number = time.time(), self.id.number
+            self.context.jobs.change(
+                self.id.job_id,
+                lambda status: note(status, self.processes, self.decision, number, now),
+            )
 
     def _put_run(self, message: pb.RunRecord) -> None:
         self.persist(lambda: self.context.store.put_run(self.id.job_id, message))

@@ -24,7 +24,7 @@ class PlanChange:
     """What a job is to go over to.
 
     Attributes:
-        reason: "asked" | "replanned" | "drained" | "joined" | "deadline".
+        reason: "asked" | "replanned" | "drained" | "joined" | "deadline" | "shared".
         decision: the plan to go over to; None: the same plan.
         avoid: ids of nodes to leave.
         until: `time.monotonic` by when it must be done; None: it has time.

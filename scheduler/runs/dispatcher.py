@@ -42,7 +42,8 @@ class Dispatcher:
     Jobs start by priority, within one first come, first served, as far as a node of one of their
     types is alive. One job at a time measures and plans, and one that waits for units keeps those
     behind it waiting, so that a large job gets its turn; a job of a higher priority overtakes it.
-    One that waits for nodes that have gone keeps nobody waiting.
+    One that waits for nodes that have gone keeps nobody waiting. A job that trains with fewer units
+    than its plan has, as some were lost, has the next.
     """
 
     def __init__(self, context: Context) -> None:
@@ -242,12 +243,13 @@ class Dispatcher:
 
     def _may_reserve(self, attempt: Attempt) -> bool:
         with self._lock:
-            others = [
-                other
-                for other in self._attempts.values()
-                if other.waits_for_units and not other.waits_for_nodes
-            ]
-        return all(other.priority <= attempt.priority for other in others)
+            everybody = list(self._attempts.values())
+        others = [one for one in everybody if one.waits_for_units and not one.waits_for_nodes]
+        if any(other.priority > attempt.priority for other in others):
+            return False
+        lacking = [one for one in everybody if one.priority >= attempt.priority]
+        free = self._context.nodes.available("")
+        return not any(free.get(kind) for other in lacking for kind in other.lacking)
 
     def _end_late(self) -> None:
         """End the jobs that have run for longer than they may."""

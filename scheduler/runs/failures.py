@@ -32,11 +32,12 @@ _REFUSALS = {
 
 
 class JobError(RuntimeError):
-    """The attempt cannot go on; `ending` says why."""
+    """The attempt cannot go on; `ending` says what broke it, `besides` why that ends it."""
 
-    def __init__(self, ending: Ending) -> None:
+    def __init__(self, ending: Ending, besides: str = "") -> None:
         super().__init__(ending.text)
         self.ending = ending
+        self.besides = besides
 
 
 def ending_of_call(error: CallError, process: str, node: str, where: str = "") -> Ending:

@@ -63,6 +63,9 @@ class Follower:
         stages: how many stages there are.
         samples: that the job had trained before.
         generation: of its workers.
+
+    Attributes:
+        paused_at: when they were heard to wait, by time.monotonic().
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Follower:
         self._restarts: dict[str, int] = {}  # of each shard, as told
         self._done: ProgressReport | None = None
         self._paused: int | None = None
+        self.paused_at = 0.0
         self._wake = threading.Event()
 
     @property
@@ -113,7 +117,7 @@ class Follower:
             if report.rank == 0 and report.phase == "train":
                 self._windows.add(report.stage, _mark(report))
             if report.phase == "paused" and worker == (0, 0) and self._paused is None:
-                self._paused = report.step
+                self._paused, self.paused_at = report.step, time.monotonic()
                 self._wake.set()
             if report.phase == "lost":
                 self._cut_off.setdefault(
@@ -146,6 +150,12 @@ class Follower:
             self._windows, self._paused = Windows(stages), None
             for told in (self._trained, self._failures, self._cut_off, self._reports):
                 told.clear()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a worker failed, or lost touch with another."""
+        with self._lock:
+            return bool(self._failures or self._cut_off)
 
     @property
     def is_ending(self) -> bool:
@@ -222,20 +232,22 @@ class Follower:
         with self._lock:
             return self._reports.get((self._last_stage, 0))
 
-    def measured(self, decision: Decision, report: ProgressReport, price_before: float) -> Measured:
+    def measured(
+        self, decision: Decision, report: ProgressReport, price_before: float, price_since: float
+    ) -> Measured:
         """What the run came to, beside what was predicted.
 
         Of workers who had only to save what those before had trained, it is what these came to.
 
         Args:
-            price_before: dollars an hour, of the time before the plan or attempt.
+            price_before, price_since: dollars an hour, of the time before these workers and theirs.
         """
         trained, over_s = max(0, report.samples - self._before), report.train_seconds
         if not trained:
             trained, over_s = report.samples, report.before_s + report.train_seconds
         throughput = trained / over_s if over_s > 0 else 0.0
         paid_s = report.train_seconds + report.apart_s
-        cost = decision.price_per_hour * paid_s + price_before * report.before_s
+        cost = price_since * paid_s + price_before * report.before_s
         types = {kind.name: kind for kind in decision.resources.types}
         used = {stage.type for stage in decision.stages}
         measured = Measured(

@@ -115,11 +115,21 @@ def workers_of(
 
 
 def worker_of(
-    attempt: AttemptId, index: int, rank: int, node: NodeStatus, generation: int = 0
+    attempt: AttemptId,
+    index: int,
+    rank: int,
+    node: NodeStatus,
+    generation: int = 0,
+    *,
+    shares: bool = False,
 ) -> Process:
-    """A worker of a stage; not started yet."""
+    """A worker of a stage; not started yet.
+
+    Args:
+        shares: it has no unit of its own there.
+    """
     name = f"stage {index} worker {rank}"
-    return _process(attempt, name, STAGE, index, node, generation, rank)
+    return replace(_process(attempt, name, STAGE, index, node, generation, rank), shares=shares)
 
 
 def shard_of(attempt: AttemptId, index: int, node: NodeStatus, generation: int = 0) -> Process:

@@ -1,12 +1,13 @@
 """The plans that a job has trained under, each with what was predicted and measured of it."""
 
 import logging
+import time
 from typing import Final
 
 from protos.decision_pb2 import Decision, Measured
 from protos.scheduler_pb2 import JobStatus, Move, PlanHistory, PlanUse, ProgressReport
 from scheduler.runs.attempt import Attempt
-from scheduler.runs.bill import price_before
+from scheduler.runs.bill import price_before, price_since
 from scheduler.state.store import Store, StoreError
 
 # What makes a decision large: kilobytes a layer, where its figures are a few hundred bytes.
@@ -47,8 +48,9 @@ def plans_of(store: Store, status: JobStatus) -> list[PlanUse]:
 def measured(attempt: Attempt, report: ProgressReport) -> Measured:
     """What a run came to, by a report of the worker whose progress is the job's."""
     assert attempt.follower is not None
-    price = price_before(_status(attempt), attempt.decision.price_per_hour)
-    return attempt.follower.measured(attempt.decision, report, price)
+    status, price = _status(attempt), attempt.decision.price_per_hour
+    before, since = price_before(status, price), price_since(status, price, time.time())
+    return attempt.follower.measured(attempt.decision, report, before, since)
 
 
 def keep_begun(attempt: Attempt) -> None:

@@ -22,7 +22,11 @@ class AttemptId:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process of a job: what it is, and the node (or standing shard) that it lives with."""
+    """One process of a job: what it is, and the node (or standing shard) that it lives with.
+
+    Attributes:
+        shares: it is a worker without a unit of its own: see `sharing`.
+    """
 
     process_id: str
     label: str
@@ -33,6 +37,7 @@ class Process:
     address: str = ""
     rendezvous: str = ""
     pid: int = 0
+    shares: bool = False
 
     @property
     def standing(self) -> bool:

@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from protos.decision_pb2 import Decision
-from protos.node_pb2 import SHARD, STAGE
+from protos.node_pb2 import SHARD
 from protos.scheduler_pb2 import Move, RunRecord
 from scheduler.runs.processes import Process
+from scheduler.runs.sharing import units_of
 
 
 class Record:
@@ -82,6 +83,11 @@ class Record:
         return list(self._message.of_shards)
 
     @property
+    def of_workers(self) -> list[str]:
+        """Node ids, one for each unit that workers have."""
+        return units_of(self.processes)
+
+    @property
     def change(self) -> Move | None:
         """What is to be told of a change that is under way; None: none is."""
         if not self._message.HasField("change"):
@@ -143,7 +149,7 @@ class Record:
             more: node ids of units that are held besides.
         """
         with self.lock:
-            units = [*self._message.of_shards, *self._nodes(), *more]
+            units = [*self._message.of_shards, *self.of_workers, *more]
             del self._message.units[:]
             self._message.units.extend(units)
             self._restore(units)
@@ -226,7 +232,7 @@ class Record:
 
     def _note_shards(self) -> None:
         if not self._message.of_shards:
-            others = Counter(self._message.units) - Counter(self._nodes())
+            others = Counter(self._message.units) - Counter(self.of_workers)
             self._message.of_shards.extend(others.elements())
 
     def _move_units(self, left: Sequence[Process], reserved: Sequence[str]) -> None:
@@ -242,10 +248,6 @@ class Record:
         left = [placed for placed in self._message.others if placed.process_id not in names]
         del self._message.others[:]
         self._message.others.extend(left)
-
-    def _nodes(self) -> list[str]:
-        """Node ids, one for each unit that a worker has."""
-        return [one.node.node_id for one in self.processes if one.role == STAGE]
 
     def _keep(self) -> None:
         del self._message.processes[:]

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from chassis.logs import log_scope
 from protos.scheduler_pb2 import END_INTERNAL, END_SCHEDULER_LOST, END_SUCCEEDED
@@ -13,6 +14,7 @@ from scheduler.runs.changes.drain import Drain, marked
 from scheduler.runs.changes.guard import guard
 from scheduler.runs.changes.move import advance, give_up, overtaken, settle, taken_over
 from scheduler.runs.changes.regroup import regroup
+from scheduler.runs.changes.spread import Spread
 from scheduler.runs.changes.watch import watch
 from scheduler.runs.cleanup import clean_up
 from scheduler.runs.failures import JobError, ending_of
@@ -58,8 +60,8 @@ def _ending(attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> Ending:
         elif attempt.state is State.RUNNING:
             _begin_again(attempt)
         if attempt.state is State.RUNNING:
-            drain = Drain(attempt)
-            while _follow(attempt, drain):
+            keepers = Drain(attempt), Spread(attempt)
+            while _follow(attempt, keepers):
                 pass
             return Ending(END_SUCCEEDED)
     except Interrupted:
@@ -98,10 +100,13 @@ def _replace(attempt: Attempt, lost: Sequence[Process], cause: Ending) -> None:
             raise
         found = follower.diagnose(attempt.is_cancelled, cause)
         if found.report is None:  # else it was done before
-            raise JobError(found.ending or cause) from None
+            ending = found.ending or cause
+            head, *rest = ending.text.splitlines() or [""]
+            head = "; ".join(filter(None, (head, error.besides)))
+            raise JobError(replace(ending, text="\n".join([head, *rest]))) from None
 
 
-def _follow(attempt: Attempt, drain: Drain) -> bool:
+def _follow(attempt: Attempt, keepers: Sequence[Drain | Spread]) -> bool:
     """Wait for the end, or do what keeps it going; whether it goes on."""
     decision, follower = attempt.decision, attempt.follower
     assert follower is not None
@@ -110,9 +115,9 @@ def _follow(attempt: Attempt, drain: Drain) -> bool:
             outcome = follower.follow(
                 attempt.is_cancelled,
                 lambda ending: attempt.may_recover(marked(attempt, ending)),
-                lambda: attempt.is_due() or drain.is_due(),
+                lambda: attempt.is_due() or any(one.is_due() for one in keepers),
             )
-            if not (outcome.due and drain.step()):
+            if not (outcome.due and any(one.step() for one in keepers)):
                 break
     report, ending = outcome.report, outcome.ending
     if outcome.due:

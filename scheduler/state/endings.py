@@ -118,6 +118,7 @@ def start_over(
     cuts = list(status.cuts)
     if ending.reason == END_CUT_UNREADABLE:
         cuts = [cut for cut in cuts if cut.step < _begun_at(status)]
+    end_shares(status, now)
     status.attempts.append(
         Attempt(
             number=status.attempt,
@@ -148,9 +149,16 @@ def start_over(
         submitted_by=status.submitted_by,
         recoveries=status.recoveries,
         moves=status.moves,
+        shares=status.shares,
         reason=f"attempt {status.attempt} ended: {first_line(ending.text)}{goes_on}",
     )
     status.CopyFrom(fresh)
+
+
+def end_shares(status: JobStatus, now: float) -> None:
+    """None of a job's units is shared any more."""
+    for one in status.shares:
+        one.until = one.until or now
 
 
 def _begun_at(status: JobStatus) -> int:

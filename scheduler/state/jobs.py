@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from chassis.loops import for_each
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import QUEUED, Cut, EndReason, JobState, JobStatus
-from scheduler.state.endings import Ending, may_retry, start_over
+from scheduler.state.endings import Ending, end_shares, may_retry, start_over
 from scheduler.state.store import TERMINAL, Store, StoreError, TransitionError
 
 _log = logging.getLogger("heterps.jobs")
@@ -230,6 +230,7 @@ class Jobs:
             status.state = ending.state
             ending.write(status)
             status.ended_at = time.time()
+            end_shares(status, status.ended_at)
 
         _log.info("job %s: %s %s", job_id, EndReason.Name(ending.reason), ending.text)
         return self.change(job_id, edit)

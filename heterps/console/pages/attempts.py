@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from heterps.client.attempts import Trained, trained
-from heterps.client.records import Cut, Job, Move, PlanUse, Recovery
+from heterps.client.records import Cut, Job, Move, PlanUse, Recovery, Share
 from heterps.console.pages.history import History
 from heterps.console.pages.parts import ago
 from heterps.html.markup import Markup, tag
@@ -21,6 +21,7 @@ _ATTEMPTS = (
     *(">steps lost", ">time lost", ">cost of that", ">until training again"),
 )
 _RECOVERIES = ("when", "lost", ">took", ">from step", ">steps lost", ">cost of that", "why")
+_SHARES = ("worker", "on", "since", "until", ">samples/s predicted")
 _MOVES = (
     *("when", "from", "to", "why", ">step", ">took", ">samples/s before", ">predicted"),
     *(">$/h before", ">$/h after", "failed"),
@@ -47,6 +48,14 @@ def attempt_sections(job: Job, decision: "Decision | None", history: History) ->
         )
         shown = table("Workers replaced", _RECOVERIES, rows)
         yield section("recoveries", "Workers replaced", caption, shown)
+    if job.shares:
+        rows = [_share(one) for one in reversed(job.shares)]
+        caption = (
+            "No unit was free for these workers, so each was beside another one of the job until "
+            "there was. The job paid one unit less for each, and was slower."
+        )
+        shown = table("Units shared", _SHARES, rows)
+        yield section("shares", "Units shared", caption, shown)
     if job.moves:
         rows = [_move(one) for one in reversed(job.moves)]
         caption = "It took a checkpoint, and workers of another plan went on from it."
@@ -106,6 +115,11 @@ def _recovery(one: Recovery) -> tuple[Markup | str, ...]:
         money(one.lost_cost) if one.back else "",
         one.reason,
     )
+
+
+def _share(one: Share) -> tuple[Markup | str, ...]:
+    until = ago(one.until) if one.until else "now"
+    return one.process, one.node, ago(one.at), until, rate(one.throughput)
 
 
 def _move(one: Move) -> tuple[Markup | str, ...]:

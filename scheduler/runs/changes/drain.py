@@ -6,9 +6,10 @@ The first of these that can be:
    those listen they are killed, and the rest do the open step again.
 2. The job goes over to workers elsewhere from a cut, under its plan.
 3. It goes over to another plan, made for what is there.
-4. Its workers take a cut and wait. Where a node holds a shard of its own, or experts are split,
-   what ran there begins elsewhere, and all go on from the cut with their processes.
-5. Else the attempt ends, and the job waits in the queue until it can go on from the cut.
+4. As 1, with workers that share a unit with others of the job, until there are others for them.
+5. Its workers take a cut and wait. What ran there begins elsewhere, on units that are free or
+   shared, and all go on with their processes; from the cut where nobody else has the state.
+6. Else the attempt ends, and the job waits in the queue until it can go on from the cut.
 
 Where none can be, it trains on until the node ends. Nothing of this takes one of its `retries`.
 """
@@ -17,9 +18,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from protos.decision_pb2 import Decision
-from protos.generations import keeps_state, may_be_replaced, may_regroup
+from protos.generations import may_be_replaced, may_regroup
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import END_LOST_NODE, NodeStatus
@@ -28,12 +30,14 @@ from scheduler.runs.attempt import Attempt
 from scheduler.runs.calls import CallError
 from scheduler.runs.change import ChangeRefusedError, PlanChange
 from scheduler.runs.changes.anew import for_job, on_nodes_now, propose_now
+from scheduler.runs.changes.elsewhere import go_elsewhere
 from scheduler.runs.changes.move import cut_at, pause
-from scheduler.runs.changes.regroup import regroup, start_instead
+from scheduler.runs.changes.regroup import home_now, regroup
 from scheduler.runs.failures import JobError
-from scheduler.runs.launch import devices_of, stop_job
+from scheduler.runs.launch import devices_of
 from scheduler.runs.offer import OfferError
 from scheduler.runs.processes import Process
+from scheduler.runs.sharing import Home, beside
 from scheduler.state.endings import Ending
 from scheduler.state.packing import Group
 
@@ -78,7 +82,10 @@ class Drain:
         if self._pausing:
             return self._end()
         if not self._left:
-            self._left = [self._replace, self._go_over, self._go_over_to_another, self._pause]
+            self._left = [
+                *(self._replace, self._go_over, self._go_over_to_another),
+                *(self._share, self._pause),
+            ]
         while self._left and self._attempt.change is None:
             if self._left.pop(0)():
                 return True
@@ -100,8 +107,33 @@ class Drain:
 
     def _replace(self) -> bool:
         """Replace the workers there by others elsewhere."""
-        attempt, context = self._attempt, self._attempt.context
-        nodes, here = self._nodes(), self._here()
+        return self._replace_at(self._free)
+
+    def _share(self) -> bool:
+        """Replace the workers there by others that share units elsewhere."""
+        return self._replace_at(self._shared)
+
+    def _free(self, here: Sequence[Process]) -> list[Home] | None:
+        attempt = self._attempt
+        groups = [Group(worker.node.type, 1) for worker in here]
+        homes = attempt.context.nodes.reserve(attempt.id.job_id, groups)
+        return None if homes is None else [Home(node) for node in homes]
+
+    def _shared(self, here: Sequence[Process]) -> list[Home] | None:
+        attempt, homes = self._attempt, list[Home]()
+        others = [process for process in attempt.processes if process not in here]
+        for worker in here:
+            usable = partial(home_now, attempt)
+            node, why = beside(worker, others, attempt.decision, usable)
+            if node is None:
+                _log.info("job %s: %s", attempt.id.job_id, why)
+                return None
+            homes.append(Home(node, shared=True))
+            others.append(replace(worker, node=node, shares=True))
+        return homes
+
+    def _replace_at(self, find: Callable[[Sequence[Process]], list[Home] | None]) -> bool:
+        attempt, nodes, here = self._attempt, self._nodes(), self._here()
         gone = {process.process_id for process in here}
         staying = {
             p.index for p in attempt.processes if p.role == STAGE and p.process_id not in gone
@@ -110,20 +142,11 @@ class Drain:
             return False
         if not self._may_regroup():
             return False
-        groups = [Group(worker.node.type, 1) for worker in here]
-        homes = context.nodes.reserve(attempt.id.job_id, groups)
+        homes = find(here)
         if homes is None:
             return False
-        try:
-            instead = start_instead(attempt, here, homes, nodes[0].ends_in_s)
-        except JobError as error:
-            _log.warning("job %s: %s", attempt.id.job_id, error)
-            return False
-        addresses = [worker.node.address for worker in here]
-        for text in stop_job(attempt.id, addresses, context.channels, 0.0, here).values():
-            _log.info("%s", text)  # it is gone already, or will be soon
-        regroup(attempt, here, ending_of(nodes, "its workers were replaced elsewhere"), instead)
-        return True
+        cause = ending_of(nodes, "its workers were replaced elsewhere")
+        return go_elsewhere(attempt, here, homes, cause, nodes[0].ends_in_s)
 
     def _go_over(self) -> bool:
         """Go over to workers elsewhere."""
@@ -185,11 +208,15 @@ class Drain:
             if may_be_replaced(devices_of(attempt.decision)):
                 return False
             raise JobError(ending_of(nodes, "no checkpoint could be taken, and nobody can go on"))
-        here = self._here()
-        if _holds_shard(here) or not keeps_state(attempt.spec() or JobSpec()):
-            regroup(attempt, here, ending_of(nodes, "what runs there is to be elsewhere"))
-            return True
-        raise JobError(ending_of(nodes, "there is no room elsewhere for what runs there"))
+        cause = ending_of(nodes, "what runs there is to be elsewhere")
+        try:
+            regroup(attempt, self._here(), cause)
+        except JobError as error:
+            if error.ending is not cause:
+                raise
+            why = error.besides or "there is no room elsewhere for what runs there"
+            raise JobError(ending_of(nodes, why)) from None
+        return True
 
 
 def ending_of(nodes: Sequence[NodeStatus], text: str) -> Ending:

@@ -103,7 +103,7 @@ def taken_over(attempt: Attempt) -> None:
     move = Move()
     move.CopyFrom(found)
     if not move.failed and not move.seconds:
-        move.seconds = time.time() - move.at
+        move.seconds = max(0.0, time.time() - move.at)
     with suppress(TransitionError):
         attempt.end_change(move)
 
@@ -141,7 +141,7 @@ def _start(attempt: Attempt, change: Change) -> None:
 def _launch(attempt: Attempt, change: Change) -> None:
     context, decision = attempt.context, change.decision
     spec = attempt.spec()
-    groups, singles, held = groups_of(decision), list[str](), _nodes(_workers(attempt))
+    groups, singles, held = groups_of(decision), list[str](), attempt.record.of_workers
     stays = _tables_stay(attempt, decision)
     if not stays and spec is not None:
         more, singles = shards_of(decision, spec.servers.shards, ())
@@ -221,8 +221,11 @@ def _go_over(attempt: Attempt, change: Change, step: int) -> None:
         give_up(attempt, status.cut_error or f"no checkpoint was taken at step {step}")
         resume(attempt)
         return
+    assert attempt.follower is not None
     paused, move = attempt.record.generation, _move(attempt, change)
-    move.at = min(move.at, cut.taken_at - cut.seconds)
+    # The last step had ended when the cut began, which was complete when they were heard to wait.
+    began = attempt.follower.paused_at - cut.seconds
+    move.at = time.time() - (time.monotonic() - began)
     generation = attempt.record.next_generation(change.generation)
     if (problem := _gather(attempt, change.processes, generation)) is not None:
         give_up(attempt, problem)
@@ -250,7 +253,7 @@ def _go_over(attempt: Attempt, change: Change, step: int) -> None:
         regroup(attempt, [], cause)
     else:
         attempt.go_on(cut.samples)
-    move.seconds = time.time() - move.at
+    move.seconds = time.monotonic() - began
     attempt.end_change(move)
     settle(attempt)
     keep_moved(attempt, before, move)
@@ -316,7 +319,3 @@ def _move(attempt: Attempt, change: Change) -> Move:
     made.at, made.step = time.time(), follower.paused or attempt.step
     made.measured = _measured(attempt).measured.throughput
     return made
-
-
-def _nodes(processes: Sequence[Process]) -> list[str]:
-    return [process.node.node_id for process in processes]

@@ -20,7 +20,6 @@ from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
     END_LOST_NODE,
-    END_NO_CAPACITY,
     END_WORKER_CRASHED,
     JobStatus,
     NodeStatus,
@@ -29,7 +28,7 @@ from protos.scheduler_pb2 import (
 from protos.stage_pb2 import RegroupReply, RegroupRequest
 from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt
-from scheduler.runs.calls import CallError, Interrupted, Stop, call
+from scheduler.runs.calls import CallError, Stop, call
 from scheduler.runs.changes.go_on import GoOn, Kept, go_back, go_on
 from scheduler.runs.changes.shards import answer_of, lost_shards, reserve_homes
 from scheduler.runs.cleanup import stop_others
@@ -44,6 +43,7 @@ from scheduler.runs.launch import (
 )
 from scheduler.runs.processes import Process
 from scheduler.runs.recoveries import reached_at
+from scheduler.runs.sharing import beside
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group
 
@@ -82,42 +82,6 @@ class Instead:
 
 
 _NOBODY = Instead()
-
-
-def start_instead(
-    attempt: Attempt, leaving: Sequence[Process], homes: Sequence[NodeStatus], within_s: float
-) -> Instead:
-    """Start workers that are to be in the place of some, which train meanwhile.
-
-    Args:
-        homes: for each of these the node of a unit that was reserved; given back where it fails.
-        within_s: seconds that there are for it.
-
-    Raises:
-        JobError: one did not start, or not in time; none of them is left.
-        Interrupted: the job is cancelled, or another scheduler has taken over.
-    """
-    until = time.monotonic() + within_s
-    generation = attempt.record.launched_generation()
-    news = {
-        one.process_id: worker_of(attempt.id, one.index, one.rank, home, generation)
-        for one, home in zip(leaving, homes, strict=True)
-    }
-    attempt.record.add_others([*news.values()])
-    late = Ending(END_NO_CAPACITY, f"workers elsewhere did not start within {within_s:.0f} s")
-    try:
-        processes = _launched(
-            *(attempt, attempt.spec() or JobSpec(), news, generation),
-            lambda: attempt.is_cancelled() or time.monotonic() > until,
-        )
-    except (JobError, Interrupted) as error:
-        attempt.record.hold()
-        stop_others(attempt, [*news.values()])
-        if attempt.is_cancelled() or isinstance(error, JobError):
-            raise
-        raise JobError(late) from None
-    pairs = zip(attempt.processes, processes, strict=True)
-    return Instead(generation, {b.process_id: a for b, a in pairs if b.process_id in news})
 
 
 def regroup(
@@ -324,13 +288,15 @@ def _replaced(
 ) -> _Replaced:
     """All processes, the lost ones replaced by others that listen.
 
+    Where no unit is free for a worker, it shares one with another of the job.
+
     Raises:
         JobError: there is no unit for one, or it did not start.
     """
     nodes, job_id = attempt.context.nodes, attempt.id.job_id
     lost = [process for process in attempt.processes if process.process_id in gone]
     shards = [process for process in lost if process.role == SHARD]
-    usable = {shard.node.node_id: _home(attempt, shard.node.node_id) for shard in shards}
+    usable = {shard.node.node_id: home_now(attempt, shard.node.node_id) for shard in shards}
     placed_shards = reserve_homes(attempt, shards, usable)
     if placed_shards is None:
         raise JobError(cause)
@@ -340,6 +306,10 @@ def _replaced(
     }
     taken = [*placed_shards.units]  # nodes of units in the place of others
     silent = {node_id for node_id, node in usable.items() if node is None}
+
+    def usable_now(node_id: str) -> NodeStatus | None:
+        return None if node_id in silent else home_now(attempt, node_id)
+
     try:
         for process in lost:
             if process.role == SHARD:
@@ -348,28 +318,35 @@ def _replaced(
                 news[process.process_id] = instead[process.process_id]
                 continue
             node_id = process.node.node_id
-            while node_id in silent or (home := _home(attempt, node_id)) is None:
+            shares = process.shares
+            while (home := usable_now(node_id)) is None:
                 silent.add(node_id)
                 if node_id in taken:
                     taken.remove(node_id)
                     nodes.give_back(job_id, [node_id])
                 placed = nodes.reserve(job_id, [Group(process.node.type, 1)], avoid=silent)
                 if placed is None:
-                    raise JobError(cause)
-                node_id = placed[0].node_id
+                    left = [p for p in attempt.processes if p.process_id not in gone]
+                    others = [*left, *news.values()]
+                    home, why = beside(process, others, attempt.decision, usable_now)
+                    if home is None:
+                        raise JobError(cause, why)
+                    shares = True
+                    break
+                shares, node_id = False, placed[0].node_id
                 taken.append(node_id)
             news[process.process_id] = worker_of(
-                attempt.id, process.index, process.rank, home, generation
+                attempt.id, process.index, process.rank, home, generation, shares=shares
             )
         attempt.record.add_others([one for one in news.values() if not one.address])
-        processes = _launched(attempt, spec, news, generation, attempt.is_cancelled)
+        processes = launched(attempt, spec, news, generation, attempt.is_cancelled)
         return _Replaced(processes, placed_shards.units)
     except BaseException:
         nodes.give_back(job_id, taken)
         raise
 
 
-def _home(attempt: Attempt, node_id: str) -> NodeStatus | None:
+def home_now(attempt: Attempt, node_id: str) -> NodeStatus | None:
     """A node as it is now; None where it takes nothing, or does not answer.
 
     Its lease may hold for a while after its end.
@@ -380,7 +357,7 @@ def _home(attempt: Attempt, node_id: str) -> NodeStatus | None:
     return status
 
 
-def _launched(
+def launched(
     attempt: Attempt, spec: JobSpec, news: Mapping[str, Process], generation: int, stop: Stop
 ) -> list[Process]:
     """All processes, with new ones in the place of some; who listens already stays as it is.

@@ -15,6 +15,7 @@ from scheduler.runs.change import ChangeRefusedError, PlanChange
 from scheduler.runs.changes.anew import Joins, for_job, on_nodes_now, past_of, propose_now
 from scheduler.runs.changes.deadline import may_be_struck
 from scheduler.runs.offer import OfferError
+from scheduler.runs.sharing import sharing
 from scheduler.state.store import Store, StoreError
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def watch(attempt: Attempt) -> Watch:
         nonlocal joined
         joined = max(0, joined - 1)
         if (mode == "off" and not joined) or attempt.change is not None:
+            return None
+        if sharing(attempt.processes):  # what is measured is of shared units
             return None
         try:
             offered = on_nodes_now(attempt, spec) if mode == "auto" or joined else None

@@ -43,7 +43,7 @@ ALONE = {"schedule.min_throughput": 400}  # stages of one worker
 # that does as it starts, or waits while a file is there; and workers that end no step while a file
 # is there, or until the judge is to have all wait, or they are to give the step up. A disk that is
 # full for all but those who begin the training.
-_FAULT = """
+FAULT = """
 import errno
 import importlib
 import os
@@ -221,7 +221,7 @@ class Service:
     def __init__(self, roles: Roles, directory: Path) -> None:
         self.directory, self.hold = directory, directory / "held"
         write_job(directory, SHAPE)
-        (directory / "fault.py").write_text(_FAULT)
+        (directory / "fault.py").write_text(FAULT)
         with (directory / ".heterpsignore").open("a") as file:
             file.write("!fault.py\n")
         self._roles = roles

@@ -61,6 +61,28 @@ def test_the_others_keep_their_processes_and_the_result_is_the_same_to_the_bit(
     assert service.digest(name) == unfailed
 
 
+def test_workers_of_a_gpu_type_that_is_emulated_are_replaced_as_on_cpus(
+    service: Service, unfailed: str
+) -> None:
+    name = "emulated"
+    resources = json.loads((service.directory / "resources.json").read_text())
+    for kind in resources["types"]:
+        if kind["name"] != "cpu":
+            kind["device"] = "cuda"
+    (service.directory / "gpus.json").write_text(json.dumps(resources))
+    spec = service.job(name, **{"schedule.resources": "gpus.json"})
+    spec.retries = 2
+    service.submit(spec)
+    for count, victim in enumerate(("stage 0 worker 1", "stage 1 worker 0"), 1):
+        trains(service, name, 3 * count)
+        os.kill(service.pids(name)[victim], signal.SIGKILL)
+        wait_until(lambda: len(service.recovered(name)) >= count, "it is replaced")  # noqa: B023
+    status = service.end(name)
+    assert (status.end_reason, status.attempt) == (END_SUCCEEDED, 1), status.reason
+    assert {kind.device for kind in plan(service, name).resources.types} == {"cpu", "cuda"}
+    assert service.digest(name) == unfailed
+
+
 @pytest.mark.parametrize(
     ("when", "rank"),
     [
