@@ -96,7 +96,9 @@ REQUIRED: Final[Mapping[str, Role]] = MappingProxyType(
     | _methods(_ACCESS, Role.READ, "WhoAmI")
     | _methods(_ACCESS, Role.OPERATE, "ListTokens")
     | _methods(_ACCESS, Role.CLUSTER, "CreateToken RevokeToken")
-    | _methods("heterps.v1.Node", Role.CLUSTER, "Follow Profile Launch StopJob ReadLog Status")
+    | _methods(
+        "heterps.v1.Node", Role.CLUSTER, "Follow Profile Launch StopJob Drain ReadLog Status"
+    )
     # Between the workers of a job, which ask for that job's token: see `chassis.callers`.
     | _methods("heterps.v1.Stage", Role.JOB, "Start Regroup Pause ReadState Connect Join")
     | _methods(_SHARD, Role.JOB, "Pull Push Attach Advance Stage Tally Commit Stats Keys Route")

@@ -13,6 +13,7 @@ from chassis.refusal import refuse
 from chassis.roles import Role
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
+from protos.node_pb2 import DrainRequest
 from protos.reason_pb2 import CODE_MISSING, HAS_BEST_PLAN, NO_DECISION, STORE_UNREACHABLE
 from protos.scheduler_pb2 import (
     END_CANCELLED,
@@ -43,6 +44,7 @@ from protos.scheduler_pb2_grpc import SchedulerServicer
 from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
 from scheduler.runs.attempt import Attempt
+from scheduler.runs.calls import CallError, Interrupted, call
 from scheduler.runs.change import BestPlanError, ChangeRefusedError, PlanChange
 from scheduler.runs.context import Context
 from scheduler.runs.dispatcher import Dispatcher
@@ -57,9 +59,11 @@ from scheduler.service.readers import Readers
 from scheduler.state.endings import Ending
 from scheduler.state.history import Histories
 from scheduler.state.jobs import DuplicateError, Page
+from scheduler.state.nodes import NODE
 from scheduler.state.store import TERMINAL, StoreError
 
 _CANCEL_WAIT_S = 15.0
+_DRAIN_S = 5.0
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -80,7 +84,7 @@ class SchedulerService(SchedulerServicer):
         self._origins = origins
         self._access = access
         self._store, self._jobs, self._nodes = parts.store, parts.jobs, parts.nodes
-        self._leadership = parts.leadership
+        self._leadership, self._channels = parts.leadership, parts.channels
         self._dispatcher = dispatcher
         self._histories = histories
         self._stop = stop
@@ -310,14 +314,27 @@ class SchedulerService(SchedulerServicer):
         return ListNodesReply(nodes=nodes, next=following)
 
     def DrainNode(self, request: DrainNodeRequest, context: grpc.ServicerContext) -> NodeStatus:  # noqa: N802
-        """Have a node end once its jobs have left it; it hears so within a second."""
+        """Have a node end once its jobs have left it; it knows so when this returns."""
         self._require_leadership(context)
         if not 0 < request.notice_s < math.inf:
             _refuse(context, f"notice_s: {request.notice_s}: expected seconds, above 0")
-        node_id = request.node_id
-        if not self._nodes.drain(node_id, request.notice_s):
-            context.abort(grpc.StatusCode.NOT_FOUND, f"node {node_id!r}: there is no such node")
-        return self._nodes.get(node_id) or NodeStatus(node_id=node_id)
+        node = self._nodes.get(request.node_id)
+        if node is None or node.kind != NODE:
+            text = f"node {request.node_id!r}: there is no such node"
+            context.abort(grpc.StatusCode.NOT_FOUND, text)
+        told = DrainRequest(term=self._store.term, node_id=node.node_id, notice_s=request.notice_s)
+        try:
+            status: NodeStatus = call(
+                self._channels.node(node.address).Drain,
+                told,
+                what=f"node {node.node_id} at {node.address}: drain",
+                timeout_s=_DRAIN_S,
+                stop=self._stop.is_set,
+            )
+        except (CallError, Interrupted) as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, f"{error}; it was not told")
+        self._nodes.renew(status)
+        return status
 
     def Heartbeat(self, request: HeartbeatRequest, context: grpc.ServicerContext) -> HeartbeatReply:  # noqa: N802
         """Renew a lease, or end it."""
@@ -334,7 +351,6 @@ class SchedulerService(SchedulerServicer):
         return HeartbeatReply(
             lease_s=self._nodes.lease_s,
             term=self._store.term,
-            drain_s=self._nodes.drain_s(node),
             warm=self._dispatcher.may_need(node),
         )
 

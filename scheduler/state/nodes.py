@@ -42,8 +42,6 @@ class Nodes:
         self._taken: dict[str, Counter[str]] = {}  # owner -> node id -> units
         self._gone: dict[str, str] = {}  # how nodes ended, by id
         self._drained: set[str] = set()  # ids of nodes that drain, or did until they ended
-        # Address and seconds by id, of nodes that were not told yet.
-        self._to_drain: dict[str, tuple[str, float]] = {}
         self._unwritten: dict[str, NodeStatus | None] = {}  # by node id; None: it has left
         self.changed = threading.Condition()
         self._checked = time.monotonic()  # when leases were checked last, which is often
@@ -148,25 +146,6 @@ class Nodes:
         """Those of some nodes that drain, the one that ends first at the head."""
         found = [s for s in self.live(NODE) if s.draining and s.node_id in node_ids]
         return sorted(found, key=lambda s: s.ends_in_s)
-
-    def drain(self, node_id: str, notice_s: float) -> bool:
-        """Have a node told that it is to drain; False where there is none of that id."""
-        with self.changed:
-            status = self.get(node_id)
-            if status is None or status.kind != NODE:
-                return False
-            if not status.draining:
-                self._to_drain[node_id] = status.address, notice_s
-            return True
-
-    def drain_s(self, status: NodeStatus) -> float:
-        """Seconds for which a node that reports is to drain; 0: it is not, or does so already."""
-        with self.changed:
-            address, seconds = self._to_drain.get(status.node_id, ("", 0.0))
-            if status.draining or status.address != address:  # or one in the place of that node
-                self._to_drain.pop(status.node_id, None)
-                return 0.0
-            return seconds
 
     def is_drained(self, node_id: str) -> bool:
         """Whether a node drains, or did until it ended."""

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from chassis.channels import connect
@@ -52,6 +53,7 @@ class StubNode(NodeServicer, StageServicer, Closing):
         self._ends_in_s: float | None = None
         self.asked_to_pause = False
         self.asked_to_drain = 0.0  # seconds
+        self.answers = True  # to that
         self.asked_to_warm = False
         self.launched: list[LaunchRequest] = []  # workers, in order
         self.begun: list[str] = []  # jobs whose workers were given the word
@@ -92,6 +94,12 @@ class StubNode(NodeServicer, StageServicer, Closing):
             for name in gone:
                 del self._processes[name]
         return StopJobReply(stopped=len(gone))
+
+    def Drain(self, request: Any, context: Any) -> NodeStatus:
+        if not self.answers:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "it is not there")
+        self.asked_to_drain = self._ends_in_s = request.notice_s
+        return self._status()
 
     def ReadLog(self, request: Any, context: Any) -> ReadLogReply:
         return ReadLogReply(ended=True)
@@ -152,7 +160,7 @@ class StubNode(NodeServicer, StageServicer, Closing):
         with connect(self.scheduler) as channel:
             stub = SchedulerStub(channel)
             reply = stub.Heartbeat(HeartbeatRequest(node=self._status()), timeout=20)
-        self.asked_to_drain, self.asked_to_warm = reply.drain_s, reply.warm
+        self.asked_to_warm = reply.warm
 
     def kill(self, worker: LaunchRequest) -> None:
         """Have a worker end by SIGKILL."""

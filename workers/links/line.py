@@ -36,7 +36,7 @@ _CLOSE_S = 2.0
 _BUFFER = 1 << 16  # bytes read at once
 _MOST = 8  # messages that wait where the other side is slow
 _RETRY_S = 30.0
-_PAUSE_S = 0.2  # at most, until it is tried again, or no more
+_PAUSE_S = 0.2  # until it is asked again whether this worker is called away
 _TIMEOUT_S = 120.0
 _LAST_WORD_S = 1.0
 _TIME = struct.Struct("@ll")  # seconds and microseconds, of setsockopt
@@ -166,7 +166,7 @@ class Line:
                     timeout_s=CALL_S,
                     retry_s=self._retry_s,
                     stop=self._stop,
-                    pause=lambda seconds: time.sleep(min(seconds, _PAUSE_S)),
+                    pause=self._wait,
                 )
             try:
                 connection = reach(reply, self._address.rpartition(":")[0], self._here)
@@ -184,6 +184,12 @@ class Line:
             self._answers = _Answers(connection, self._arena)
             self._writer = Writer(connection, "line sends", self._fail, most=_MOST)
             return self._writer
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until it is tried again, or this worker is called away."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not (self._stop and self._stop()):
+            time.sleep(min(left, _PAUSE_S))
 
     def _share(self, connection: socket.socket) -> None:
         """Say whether memory is shared, as each connection within a host begins."""

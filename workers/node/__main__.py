@@ -41,6 +41,7 @@ from protos.decision_pb2 import Workload
 from protos.node_pb2 import (
     SHARD,
     STAGE,
+    DrainRequest,
     FollowRequest,
     LaunchReply,
     LaunchRequest,
@@ -241,6 +242,14 @@ class NodeService(NodeServicer):
             self._processes.remove_unfinished(request.unfinished, request.attempt)
         return StopJobReply(stopped=stopped)
 
+    def Drain(self, request: DrainRequest, context: grpc.ServicerContext) -> NodeStatus:  # noqa: N802
+        """Take nothing new, and end once nothing of a job runs here."""
+        self._obey(request.term, context)
+        if request.node_id != self._base.node_id:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"this is node {self._base.node_id!r}")
+        self._draining.ask(request.notice_s)
+        return self.status()
+
     def ReadLog(self, request: ReadLogRequest, context: grpc.ServicerContext) -> ReadLogReply:  # noqa: N802
         """Bytes of a process's log; an offset behind the end is taken for the end."""
         reply = self._processes.read_log(request.process_id, request.offset, request.limit)
@@ -332,8 +341,6 @@ def _run(
         def answered(reply: HeartbeatReply) -> None:
             if not service.heard(reply.term):
                 return
-            if reply.drain_s > 0:
-                draining.ask(reply.drain_s)
             if reply.warm and draining.ends_in_s is None:
                 processes.warm()
 

@@ -113,6 +113,19 @@ class CutFolder:
         ]
         self._remove_the_rest(store)
 
+    def tidy(self) -> None:
+        """Remove what a cut that failed has left, once nobody writes it any more.
+
+        Raises:
+            SupersededError: a later attempt or generation writes here.
+            OSError, CheckpointError: it cannot be removed.
+        """
+        if not self._opened:  # it is not known what stays
+            return
+        store = open_store(self.place)
+        self._check(store)
+        self._remove_the_rest(store)
+
     def _remove_the_rest(self, store: Store) -> None:
         cuts = [*self._kept, *self._leaving, *self._others]
         steps = {cut.step for cut in cuts}

@@ -44,6 +44,7 @@ from workers.stage.verdict import AfterStep
 
 _LONGEST_CHAIN = 16  # saves of tables that build on each other
 _LONGEST_HELD_S = 10.0  # for which commits wait; then there is no cut
+_LONGEST_WRITING_S = 60.0  # that a stage takes for its part of one that has failed
 _log = logging.getLogger("heterps.stage")
 
 
@@ -240,6 +241,8 @@ class CutJudge:
             self._chain, self._failure = [], error
             _log.warning("cut %d failed: %s: %s", step, type(error).__name__, error)
             self._tell(f"cut {step}: {type(error).__name__}: {error}")
+            self._free(step)
+            self._tidy(step)
         else:
             _log.info("cut %d in %.2f s", step, time.monotonic() - began)
             self._tell()
@@ -247,6 +250,19 @@ class CutJudge:
             self._free(step)
             if self._under_way == step:
                 self._under_way = 0
+
+    def _tidy(self, step: int) -> None:
+        """Remove what is left of a cut that failed, once all stages have written their parts."""
+        board, until = self._notices.board, time.monotonic() + _LONGEST_WRITING_S
+        try:
+            self._inbox.wait(
+                lambda: board.count(WRITTEN, step) == self._stages or time.monotonic() > until
+            )
+            self._folder.tidy()
+        except Stopped:
+            pass  # whoever goes on removes it
+        except Exception as error:  # with the next cut
+            _log.warning("cut %d: what is left of it stays: %s", step, error)
 
     def _cut(
         self, moment: Moment, began: float, tables: TablesSave, size: int, found: _Written

@@ -20,6 +20,7 @@ from chassis.refusal import reason_of
 from protos.node_pb2 import (
     SHARD,
     STAGE,
+    DrainRequest,
     LaunchReply,
     LaunchRequest,
     NodeStatusRequest,
@@ -157,6 +158,21 @@ def test_a_stopped_node_says_goodbye_and_stops_its_processes(node: Daemon) -> No
     assert not alive(reply.pid)
     nodes = node.scheduler.ListNodes(ListNodesRequest(), timeout=5).nodes
     assert node.child.facts["node_id"] not in [n.node_id for n in nodes]
+
+
+def test_a_node_drains_only_if_it_is_the_one_that_is_meant(node: Daemon) -> None:
+    node.launch()
+    asked = DrainRequest(term=node.term, node_id="the one before", notice_s=60.0)
+    with pytest.raises(grpc.RpcError) as raised:
+        node.stub.Drain(asked, timeout=5)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+    assert not node.stub.Status(NodeStatusRequest(), timeout=5).draining
+    asked.node_id = node.child.facts["node_id"]
+    assert node.stub.Drain(asked, timeout=5).draining
+    asked.notice_s = 600.0
+    assert node.stub.Drain(asked, timeout=5).ends_in_s <= 60.0, "it has been told"
+    assert node.stub.StopJob(node.stop_request("job"), timeout=10).stopped == 1
+    assert node.child.process.wait(30) == 0, "nothing runs on it any more"
 
 
 def test_a_process_that_cannot_start_is_explained(shared: Daemon) -> None:

@@ -85,3 +85,22 @@ def test_a_generation_that_was_given_up_completes_no_cut_beside_the_next(tmp_pat
         folder(tmp_path, generation=1)
     assert (there(tmp_path), [one.step for one in second.cuts]) == ([10], [10])
     folder(tmp_path, attempt=2)
+
+
+def test_what_a_cut_that_failed_has_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    for step in (10, 20, 30):
+        made.add(cut(tmp_path, step), None)
+    cut(tmp_path, 40)  # its files are there, and it is not completed
+    (tmp_path / "tables" / "40-1.0").mkdir(parents=True)
+    (tmp_path / "40").mkdir()
+    assert files(tmp_path) == 4
+    CutFolder(lambda: str(tmp_path), "job", JobSpec(), (1, 0), 0).tidy()
+    assert files(tmp_path) == 4, "who has not looked knows of none that stays"
+    made.tidy()
+    assert (there(tmp_path), files(tmp_path)) == ([10, 20, 30], 3)
+    assert not (tmp_path / "40").exists()
+    assert not list((tmp_path / "tables").iterdir())
+    folder(tmp_path, generation=1, from_step=30)
+    with pytest.raises(SupersededError):
+        made.tidy()

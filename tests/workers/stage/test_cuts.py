@@ -1,5 +1,6 @@
 """A training that goes on from a cut, against one that never stopped and against plain PyTorch."""
 
+import errno
 from dataclasses import replace
 from itertools import chain
 
@@ -49,6 +50,10 @@ def with_cuts(case, folder, **how):
     assert cuts.cuts, "none was taken"
     assert judge is not None
     return found, [cut.place for cut in cuts.cuts]
+
+
+def named(folder):
+    return {path.name for path in folder.iterdir()}
 
 
 def gone_on(case, place, **how):
@@ -102,6 +107,30 @@ def test_any_cut_goes_on_under_any_plan(tmp_path_factory, case, other, which):
 @given(cases(), cases(), st.integers(0, 100))
 def test_many_cuts_go_on_under_any_plan(tmp_path_factory, case, other, which):
     check(tmp_path_factory.mktemp("cuts"), case, other, which)
+
+
+@pytest.mark.parametrize("part", ["write", "write_losses"])
+def test_what_a_cut_that_failed_has_left_goes(tmp_path, monkeypatch, part):
+    """No room is left once some are complete, for weights or for losses; no later one tidies up."""
+    case = replace(wide(clip=0.3), sizes=(13,) * 8)
+    case.job.train.checkpoint.every = "1 steps"
+    case.job.train.checkpoint.keep = 1000
+    pipeline = case.pipeline(folder=tmp_path)
+    own = getattr(DenseFiles, part)
+
+    def full(self, value):
+        if len(list(tmp_path.glob("*/cut.json"))) >= 2:
+            raise OSError(errno.ENOSPC, "it is full by now")
+        return own(self, value)
+
+    monkeypatch.setattr(DenseFiles, part, full)
+    workers = pipeline.run()
+    assert "it is full by now" in workers[0][0].executor.progress.cuts.failed
+    kept = [read_cut(str(path.parent)) for path in tmp_path.glob("*/cut.json")]
+    assert len(kept) >= 2
+    assert named(tmp_path / "dense") == {name for cut in kept for name in cut.files()}
+    assert named(tmp_path / "tables") == {name for cut in kept for name in cut.tables.folders}
+    assert {n for n in named(tmp_path) if n.isdecimal()} == {str(cut.step) for cut in kept}
 
 
 def test_cuts_change_nothing(tmp_path):

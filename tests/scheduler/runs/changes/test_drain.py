@@ -13,6 +13,8 @@ from protos.scheduler_pb2 import (
     SUCCEEDED,
     DrainNodeRequest,
     JobRequest,
+    ListNodesRequest,
+    NodeStatus,
 )
 from scheduler.runs.changes import drain
 from tests.scheduler.stub_node import BATCH, Service, StubNode, serving
@@ -102,27 +104,25 @@ def test_a_job_that_is_about_to_end_is_let_be(service: Service) -> None:
     assert (service.end("job").state, len(service.get("job").attempts)) == (SUCCEEDED, 0)
 
 
-def test_a_node_in_the_place_of_one_that_was_to_drain_stays(service: Service) -> None:
-    service.node.beat()
-    asked = DrainNodeRequest(node_id="stub", notice_s=90.0)
-    service.stub.DrainNode(asked, timeout=20)
-    service.node.close()  # it dies before it hears of it
-    with StubNode(service.address, "stub") as again:
-        for _ in range(2):
-            again.beat()
-            assert again.asked_to_drain == 0.0
-
-
-def test_a_node_is_told_to_drain_by_hand_until_it_says_that_it_does(service: Service) -> None:
+def test_a_node_knows_that_it_drains_when_whoever_asked_for_it_hears_so(service: Service) -> None:
     node = service.node
     node.beat()
-    assert node.asked_to_drain == 0.0
     asked = DrainNodeRequest(node_id="stub", notice_s=90.0)
-    assert service.stub.DrainNode(asked, timeout=20).node_id == "stub"
+    node.answers = False
+    with pytest.raises(grpc.RpcError) as raised:
+        service.stub.DrainNode(asked, timeout=20)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    node.answers = True
     node.beat()
-    assert node.asked_to_drain == 90.0
-    node.drain(ends_in_s=90.0)
-    assert node.asked_to_drain == 0.0
+    assert (node.asked_to_drain, _listed(service).draining) == (0.0, False), "it was not told"
+    answer = service.stub.DrainNode(asked, timeout=20)
+    assert (answer.node_id, answer.draining, node.asked_to_drain) == ("stub", True, 90.0)
+    assert _listed(service).draining, "nothing is placed there from then on"
     with pytest.raises(grpc.RpcError) as raised:
         service.stub.DrainNode(DrainNodeRequest(node_id="nobody", notice_s=1.0), timeout=20)
     assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def _listed(service: Service) -> NodeStatus:
+    (found,) = service.stub.ListNodes(ListNodesRequest(), timeout=20).nodes
+    return found
