@@ -14,6 +14,7 @@ from heterps.client.records import Job, Share
 from heterps.job.file import load_job
 from protos.scheduler_pb2 import END_SUCCEEDED, JobStatus
 from tests.machines import SCHEDULER, Machines, running
+from tests.pids import alive
 from tests.scheduler.runs.survivors import FAULT
 from tests.waiting import wait_until
 
@@ -119,10 +120,15 @@ def all_nodes(service: Service) -> Iterator[None]:
     for job in service.client.jobs():
         if not job.state.is_final:  # of a test that failed
             service.client.cancel(job.job_id)
-    there = {node.node_id for node in service.client.nodes() if node.kind == "node"}
-    for name in NODES.keys() - there:
-        service.machines.start(name)
-    wait_until(lambda: len(service.client.nodes()) == len(NODES), "all are there again")
+
+    def all_there() -> bool:  # a node that is gone may be listed until its lease ends
+        for name in NODES:
+            if not alive(service.machines.pid(name)):
+                service.machines.start(name)
+        listed = service.client.nodes()
+        return len(listed) == len(NODES) and not any(node.draining for node in listed)
+
+    wait_until(all_there, "all are there again")
 
 
 def test_it_shares_one_until_its_node_is_back(service: Service, unfailed: str) -> None:
