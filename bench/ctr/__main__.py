@@ -34,7 +34,6 @@ _PEERS = {
     "torch_rpc": "PyTorch RPC, worker + server",
 }
 _OURS = {"1+1": (1, 1), "2+2": (2, 2)}
-_FIRST = "1+1"
 
 
 class Peer:
@@ -146,20 +145,26 @@ def page(found: dict[str, Any], docs: Path) -> Path:
     rounds = found["rounds"]
     lines = []
     for name in rounds[0]:
-        title = _PEERS.get(name) or f"HeterPS, {name.replace('+', ' worker(s) + ')} shard(s)"
+        title = _PEERS.get(name) or f"HeterPS, {_counted(name)}"
         rates = [one[name]["samples_per_s"] for one in rounds]
-        ratios = [one[_FIRST]["samples_per_s"] / one[name]["samples_per_s"] for one in rounds]
+        ratios = [
+            statistics.median(
+                one[ours]["samples_per_s"] / one[name]["samples_per_s"] for one in rounds
+            )
+            for ours in _OURS
+        ]
         cpu = [one[name]["cpu_s"] for one in rounds if "cpu_s" in one[name]]
         lines.append(
             (
                 title,
                 f"{statistics.median(rates) / 1e3:.1f}",
-                f"{statistics.median(ratios):.2f}",
+                *(f"{ratio:.2f}" for ratio in ratios),
                 f"{1e3 * statistics.median(cpu):.0f}" if cpu else "–",
             )
         )
-    lines += [(_PEERS[name], "not run", "", "") for name in found["failed"]]
-    head = ("", "1,000 samples/s", "HeterPS 1 + 1 over it", "CPU ms a step")
+    lines += [(_PEERS[name], "not run", *("" for _ in _OURS), "") for name in found["failed"]]
+    over = [f"HeterPS {ours.replace('+', ' + ')} over it" for ours in _OURS]
+    head = ("", "1,000 samples/s", *over, "CPU ms a step")
     used = measured_on(found["machine"], found["versions"])
     text = (
         "# How fast a CTR network trains\n\n"
@@ -173,6 +178,12 @@ def page(found: dict[str, Any], docs: Path) -> Path:
         "them in memory.\n\n" + table(head, lines)
     )
     return write(docs / "train_benchmark.md", text)
+
+
+def _counted(name: str) -> str:
+    workers, _, shards = name.partition("+")
+    counts = ((workers, "worker"), (shards, "shard"))
+    return " + ".join(f"{n} {what}{'' if n == '1' else 's'}" for n, what in counts)
 
 
 def _parse() -> argparse.Namespace:
