@@ -292,6 +292,7 @@ class ResourceType(_message.Message):
     UNITS_PER_HOST_FIELD_NUMBER: _builtins.int
     HOST_BANDWIDTH_BYTES_S_FIELD_NUMBER: _builtins.int
     RESTART_S_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     price_per_hour: _builtins.float
     limit: _builtins.int
@@ -313,6 +314,8 @@ class ResourceType(_message.Message):
     """between hosts; 0: as within one"""
     restart_s: _builtins.float
     """as recovery_s, of the only unit of its stage; 0: no more than that"""
+    threads: _builtins.int
+    """cores of a unit, which its worker computes on; 0: one"""
     def __init__(
         self,
         *,
@@ -329,10 +332,11 @@ class ResourceType(_message.Message):
         units_per_host: _builtins.int = ...,
         host_bandwidth_bytes_s: _builtins.float = ...,
         restart_s: _builtins.float = ...,
+        threads: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "host_bandwidth_bytes_s", b"host_bandwidth_bytes_s", "interruptions_per_hour", b"interruptions_per_hour", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "price_per_hour", b"price_per_hour", "recovery_s", b"recovery_s", "restart_s", b"restart_s", "units_per_host", b"units_per_host"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "host_bandwidth_bytes_s", b"host_bandwidth_bytes_s", "interruptions_per_hour", b"interruptions_per_hour", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "price_per_hour", b"price_per_hour", "recovery_s", b"recovery_s", "restart_s", b"restart_s", "threads", b"threads", "units_per_host", b"units_per_host"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -370,6 +374,7 @@ class PlanStage(_message.Message):
     TRANSFER_S_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     BOTTLENECK_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
     first: _builtins.int
     last: _builtins.int
     """inclusive"""
@@ -381,6 +386,8 @@ class PlanStage(_message.Message):
     """DT"""
     memory_bytes: _builtins.float
     bottleneck: _builtins.bool
+    threads: _builtins.int
+    """of each of its workers; 0: one"""
     def __init__(
         self,
         *,
@@ -392,10 +399,11 @@ class PlanStage(_message.Message):
         transfer_s: _builtins.float = ...,
         memory_bytes: _builtins.float = ...,
         bottleneck: _builtins.bool = ...,
+        threads: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bottleneck", b"bottleneck", "compute_s", b"compute_s", "first", b"first", "last", b"last", "memory_bytes", b"memory_bytes", "transfer_s", b"transfer_s", "type", b"type", "units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bottleneck", b"bottleneck", "compute_s", b"compute_s", "first", b"first", "last", b"last", "memory_bytes", b"memory_bytes", "threads", b"threads", "transfer_s", b"transfer_s", "type", b"type", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

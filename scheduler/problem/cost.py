@@ -51,6 +51,7 @@ class PlanStage:
     transfer_s: float
     memory_bytes: float
     bottleneck: bool
+    threads: int = field(default=0, metadata=OPTIONAL)  # of each of its workers; 0: one
 
     DERIVED: ClassVar = ("slack", "error")  # a decision tells them of each of its stages
 
@@ -482,6 +483,7 @@ class CostModel:
                 run.transfer_s(number),
                 run.memory_bytes,
                 bottleneck=spent == max(busy),
+                threads=self.resources.types[run.type].threads,
             )
             for run, number, spent in zip(runs, units, busy, strict=True)
         )

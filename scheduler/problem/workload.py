@@ -12,6 +12,7 @@ from scheduler.problem.fields import Fields, InputError, read_file, unique
 from scheduler.problem.mapper import OPTIONAL, of_message, to_fields, to_json
 
 # Numbers of units are exact in every representation up to here, and beyond what can be rented.
+MAX_THREADS = 1024
 MAX_LIMIT = 1_000_000
 # Of the updates that a step may lack: as many versions of the weights are kept, and one more.
 MAX_STALENESS = 1_000
@@ -189,7 +190,8 @@ class ResourceType:
     job wait `recovery_s` seconds, and `restart_s` where it was the only one of its stage, the steps
     since the last cut included that are done again; 0: as where there are others. `units_per_host`
     units are on a host, all of them where it is 0, and `host_bandwidth_bytes_s` bytes a second pass
-    between two hosts; 0 where that costs no more than within one.
+    between two hosts; 0 where that costs no more than within one. A unit is `threads` cores, on
+    which one worker computes; 0 is one.
     """
 
     name: str
@@ -205,6 +207,7 @@ class ResourceType:
     units_per_host: int = field(default=0, metadata=OPTIONAL)
     host_bandwidth_bytes_s: float = field(default=0.0, metadata=OPTIONAL)
     restart_s: float = field(default=0.0, metadata=OPTIONAL)
+    threads: int = field(default=0, metadata=OPTIONAL)
 
     @property
     def alone_s(self) -> float:
@@ -329,6 +332,7 @@ def _parse_type(value: object, path: str, source: str) -> ResourceType:
         units_per_host=fields.integer("units_per_host", 0, MAX_LIMIT, default=0),
         host_bandwidth_bytes_s=fields.number("host_bandwidth_bytes_s", default=0.0),
         restart_s=fields.number("restart_s", default=0.0),
+        threads=fields.integer("threads", 0, MAX_THREADS, default=0),
     )
 
 

@@ -150,9 +150,10 @@ def shared_cores(decision: Decision, nodes: Sequence[NodeStatus]) -> list[str]:
         used.add(decision.workload.ps_type)
     units: Counter[str] = Counter()
     cores: dict[str, int] = {}
+    threads = {kind.name: kind.threads or 1 for kind in decision.resources.types}
     for node in nodes:
         if node.cores and node.type in used:
-            units[host_of(node)] += node.units
+            units[host_of(node)] += node.units * threads.get(node.type, 1)
             cores[host_of(node)] = node.cores
     return [
         f"Host {host} declares {_times(units[host], 'unit')} on {_times(cores[host], 'core')}: "
