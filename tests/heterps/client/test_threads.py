@@ -79,7 +79,8 @@ def test_a_worker_has_the_threads_of_its_type_and_trains_the_same(tmp_path: Path
             assert {path.read_text() for path in told[:-1]} == {"1", "2"}
             stages = client.decision(job).stages
             assert {(s.type, s.units, s.threads) for s in stages} == {(kind, 1, threads)}
-            loaded = heterps.load(client.download(job, tmp_path / f"model-{kind}"))
+            client.get(job, tmp_path / f"model-{kind}")
+            loaded = heterps.load(tmp_path / f"model-{kind}")
             states.append(loaded.state_dict())
     assert states[0].keys() == states[1].keys()
     for name, value in states[0].items():
