@@ -10,8 +10,9 @@ import os
 import re
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -39,17 +40,11 @@ class Cores:
         return cls(first, tuple(others)) if others else None
 
 
-@dataclass
-class Busy:
-    """How busy some cores are, while it is entered.
+class _Watch(ABC):
+    """What is looked at by a thread of its own, while it is entered."""
 
-    Args:
-        cores: by number.
-    """
-
-    cores: Sequence[int]
-    _seen: list[tuple[float, float]] = field(default_factory=list)  # monotonic time, core seconds
-    _over: threading.Event = field(default_factory=threading.Event)
+    def __init__(self) -> None:
+        self._over = threading.Event()
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -59,6 +54,23 @@ class Busy:
     def __exit__(self, *raised: object) -> None:
         self._over.set()
         self._thread.join()
+
+    @abstractmethod
+    def _watch(self) -> None:
+        """Look until it is over."""
+
+
+class Busy(_Watch):
+    """How busy some cores are, while it is entered.
+
+    Args:
+        cores: by number.
+    """
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        super().__init__()
+        self.cores = cores
+        self._seen: list[tuple[float, float]] = []  # monotonic time, core seconds
 
     def share(self, begun: float, ended: float) -> float:
         """Of the cores' time between two instants of the monotonic clock; 1: all were full."""
@@ -73,25 +85,16 @@ class Busy:
                 return
 
 
-class Foreign:
+class Foreign(_Watch):
     """How busy the machine's cores are with what is not of this program, while it is entered.
 
     That is what none of its descendants do: where it is much the machine was not ours alone.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._seen: list[tuple[float, float]] = []  # as of `Busy`
         self._cores = tuple(range(os.cpu_count() or 1))
-        self._over = threading.Event()
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._over.set()
-        self._thread.join()
 
     def share(self, begun: float, ended: float) -> float:
         """Of all cores' time between two instants of the monotonic clock."""
@@ -106,7 +109,7 @@ class Foreign:
                 return
 
 
-class Waits:
+class Waits(_Watch):
     """How long the workers of a job's stages that could run waited for a core, while it is entered.
 
     Their threads that train are asked, as it is for them that others wait.
@@ -116,18 +119,9 @@ class Waits:
     """
 
     def __init__(self, job_id: str) -> None:
+        super().__init__()
         self._launched = re.compile(rf"/{re.escape(job_id)}/stage-(\d+)-worker-(\d+)\.launch\0")
         self._seen: dict[tuple[int, int], list[tuple[float, float]]] = {}  # as of `Busy`, by worker
-        self._over = threading.Event()
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._over.set()
-        self._thread.join()
 
     def seconds(self, begun: float, ended: float) -> dict[int, float]:
         """Of all workers of each stage between two instants of the monotonic clock."""
