@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
@@ -124,10 +123,14 @@ class StageRows:
             for table, spec in self.tables.items()
             if spec.score is not None
         }
+        self._beyond: list[str] = []  # tables that may have rows on the disks of their servers
+        self._expected: list[Future[None]] = []
         for spec in self.tables.values():
             options = {"memory_bytes": job.servers.memory_bytes, **spec.table_options()}
             if spec.wire is not None:
                 options["wire"] = spec.wire
+            if options["memory_bytes"]:
+                self._beyond.append(spec.table)
             client.create_table(
                 namespace + spec.table,
                 **options,
@@ -159,6 +162,19 @@ class StageRows:
                     found.usage[table] = usage_of(chosen, clicks, count)
         return found
 
+    def expect(self, keys: DistinctKeys, step: int) -> None:
+        """Have servers bring what of a step's keys lies on their disks into memory meanwhile.
+
+        Which is until the rows may be pulled. A hint, and nothing else: whatever is wrong with it
+        is told where they are pulled.
+        """
+        if self.order.may_pull(step) or not all(one.done() for one in self._expected):
+            return  # or the disks are behind already
+        self._expected = [
+            self._client.prefetch(self._namespace + table, keys.keys[self._sources[table]])
+            for table in self._beyond
+        ]
+
     def pull(self, keys: DistinctKeys, *, learning: bool) -> PulledRows | None:
         """Pull the rows of keys; None where the stage has no embeddings."""
         if not self.layers:
@@ -182,8 +198,7 @@ class StageRows:
             if frame.id in self._ahead:
                 return
             self._ahead[frame.id] = Future()
-            work = partial(self.distinct, [frame.tensors], learning=True)
-            self._waiting[frame.id] = self._arriving.submit(work)
+            self._waiting[frame.id] = self._arriving.submit(self._keys_of_arrived, frame)
         self.pull_waiting()
 
     def pull_waiting(self) -> None:
@@ -244,6 +259,11 @@ class StageRows:
     def close(self) -> None:
         """Stop pulling."""
         self._arriving.shutdown(wait=False, cancel_futures=True)
+
+    def _keys_of_arrived(self, frame: Frame) -> DistinctKeys:
+        keys = self.distinct([frame.tensors], learning=True)
+        self.expect(keys, frame.id.step)
+        return keys
 
     def _pull_arrived(self, frame: FrameId, keys: Future[DistinctKeys]) -> None:
         step, future = frame.step, self._ahead[frame]

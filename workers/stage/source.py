@@ -143,6 +143,7 @@ class TrainingSource:
         pulled = None
         if self._rows.layers:
             keys = self._rows.distinct(micro, learning=True)
+            self._rows.expect(keys, step)
             self._rows.order.wait_to_pull(step)
             with span("pull ahead", step=step):
                 pulled = self._rows.pull(keys, learning=True)

@@ -17,6 +17,10 @@ namespace {
   throw std::runtime_error(what + ": " + std::strerror(errno));
 }
 
+constexpr double kSpace = 1.4;   // times what is in use: more slots than that are too many
+constexpr size_t kSlack = 2;     // extents besides, which the logs are filling
+constexpr double kSparse = 0.9;  // of an extent in use: emptying one of more gains too little
+
 }  // namespace
 
 DiskFile::DiskFile(const std::string& directory) {
@@ -30,6 +34,9 @@ DiskFile::DiskFile(const std::string& directory) {
     if (fd_ < 0) Fail(directory + ": rows cannot be kept there");
     ::unlink(path.c_str());
   }
+#ifdef POSIX_FADV_RANDOM
+  ::posix_fadvise(fd_, 0, 0, POSIX_FADV_RANDOM);  // neighbours of a row are not wanted
+#endif
 }
 
 DiskFile::~DiskFile() {
@@ -47,14 +54,28 @@ void DiskFile::Read(void* data, size_t size, uint64_t offset) const {
   }
 }
 
+void DiskFile::Expect(size_t size, uint64_t offset) const {
+#ifdef POSIX_FADV_WILLNEED
+  ::posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(size), POSIX_FADV_WILLNEED);
+#endif
+}
+
 void DiskFile::Write(const void* data, size_t size, uint64_t offset) {
   auto* from = static_cast<const char*>(data);
+  const uint64_t begin = offset, bytes = size;
   while (size > 0) {
     const ssize_t done = ::pwrite(fd_, from, size, static_cast<off_t>(offset));
     if (done < 0 && errno == EINTR) continue;
     if (done <= 0) throw Broken(std::string("a row cannot be written to disk: ") + strerror(errno));
     from += done, size -= static_cast<size_t>(done), offset += static_cast<uint64_t>(done);
   }
+#ifdef SYNC_FILE_RANGE_WRITE
+  // Else pages that wait to be written could fill what memory a control group leaves to them.
+  ::sync_file_range(fd_, static_cast<off_t>(begin), static_cast<off_t>(bytes),
+                    SYNC_FILE_RANGE_WRITE);
+#else
+  (void)begin, (void)bytes;
+#endif
 }
 
 uint64_t DiskFile::Reserve(size_t bytes) {
@@ -77,27 +98,65 @@ uint64_t DiskFile::Reserve(size_t bytes) {
 DiskRows::DiskRows(DiskFile& file, size_t body_bytes)
     : file_(file), record_bytes_((sizeof(Head) + body_bytes + 7) / 8 * 8) {}
 
-uint32_t DiskRows::Take() {
-  if (!free_.empty()) {
-    const uint32_t slot = free_.back();
-    free_.pop_back();
-    ++size_;
-    return slot;
+uint32_t DiskRows::Take(Log log) {
+  Open& open = open_[log];
+  for (;;) {
+    for (; open.any && open.next < kExtent; ++open.next) {
+      const uint32_t slot = open.extent * kExtent + open.next;
+      if (used(slot)) continue;
+      ++open.next;
+      Extent& extent = extents_[open.extent];
+      extent.bits[slot % kExtent / 64] |= uint64_t{1} << slot % 64;
+      ++extent.used, ++size_;
+      return slot;
+    }
+    OpenNext(log);
   }
-  if (end_ % kExtent == 0) extents_.push_back(file_.Reserve(kExtent * record_bytes_));
-  ++size_;
-  return end_++;
+}
+
+void DiskRows::OpenNext(Log log) {
+  Open& open = open_[log];
+  if (open.any && extents_[open.extent].used == 0) empty_.push_back(open.extent);
+  open.any = false;
+  if (empty_.empty()) {
+    try {
+      extents_.push_back({file_.Reserve(kExtent * record_bytes_)});
+      empty_.push_back(static_cast<uint32_t>(extents_.size()) - 1);
+    } catch (const DiskFull&) {
+      // Holes are left. What is only moved has none to gain.
+      const std::optional<uint32_t> emptiest = Emptiest();
+      if (log == kSettled || !emptiest || extents_[*emptiest].used == kExtent) throw;
+      file_.set_full(false);
+      open = {true, *emptiest, 0};
+      return;
+    }
+  }
+  open = {true, empty_.back(), 0};
+  empty_.pop_back();
 }
 
 void DiskRows::Remove(uint32_t slot) {
-  // Whoever scans the file must see that the record is gone.
-  const Head gone{};
-  file_.Write(&gone, sizeof(gone), OffsetOf(slot));
-  free_.push_back(slot);
-  --size_;
+  Extent& extent = extents_[slot / kExtent];
+  extent.bits[slot % kExtent / 64] &= ~(uint64_t{1} << slot % 64);
+  --extent.used, --size_;
+  if (extent.used == 0 && !is_open(slot / kExtent)) empty_.push_back(slot / kExtent);
 }
 
-void DiskRows::SortFree() { std::sort(free_.begin(), free_.end(), std::greater<>()); }
+std::optional<uint32_t> DiskRows::Emptiest() const {
+  std::optional<uint32_t> found;
+  for (uint32_t i = 0; i < extents_.size(); ++i) {
+    if (!is_open(i) && (!found || extents_[i].used < extents_[*found].used)) found = i;
+  }
+  return found;
+}
+
+std::optional<uint32_t> DiskRows::Sparse() const {
+  const auto most = static_cast<size_t>(kSpace * static_cast<double>(size_)) + kSlack * kExtent;
+  if (!empty_.empty() || end() <= most) return std::nullopt;
+  const std::optional<uint32_t> found = Emptiest();
+  if (!found || extents_[*found].used > kSparse * kExtent) return std::nullopt;
+  return *found * kExtent;
+}
 
 void DiskRows::ReadMany(uint32_t first, uint32_t count, char* records) const {
   file_.Read(records, count * record_bytes_, OffsetOf(first));

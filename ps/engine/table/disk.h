@@ -1,10 +1,13 @@
 // Rows that are kept on SSD: fixed-size records in one unnamed file for each table.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -41,6 +44,8 @@ class DiskFile {
   bool full() const { return full_.load(std::memory_order_relaxed); }
   void set_full(bool full) { full_.store(full, std::memory_order_relaxed); }
   void Read(void* to, size_t size, uint64_t offset) const;
+  // Has it be read in the background, as it will be needed: many at once, where Read waits for one.
+  void Expect(size_t size, uint64_t offset) const;
   void Write(const void* from, size_t size, uint64_t offset);  // Throws Broken.
   uint64_t bytes() const { return end_.load(std::memory_order_relaxed); }
 
@@ -51,8 +56,9 @@ class DiskFile {
   std::atomic<bool> full_{false};
 };
 
-// One sub-table's records in it, grouped into extents, so that neighbours are written and read
-// together. A record begins with its key; an unused one has the generation zero. Not thread-safe.
+// One sub-table's records in it, as logs: extents that are filled one after the other, so that
+// neighbours are written together, and filled again once nothing in them is in use. Which slots are
+// is known in memory. Not thread-safe.
 class DiskRows {
  public:
   struct Head {
@@ -60,39 +66,63 @@ class DiskRows {
     uint32_t generation;
     uint32_t full;
   };
+  // Rows that have just left memory, and those that have stayed on disk when all around them went:
+  // apart, so that what goes soon does not lie among what stays.
+  enum Log : uint32_t { kFresh, kSettled };
 
   DiskRows(DiskFile& file, size_t body_bytes);
 
   size_t record_bytes() const { return record_bytes_; }
   size_t size() const { return size_; }
-  uint32_t end() const { return end_; }
+  uint32_t end() const { return static_cast<uint32_t>(extents_.size()) * kExtent; }
+  bool used(uint32_t slot) const {
+    return extents_[slot / kExtent].bits[slot % kExtent / 64] >> slot % 64 & 1;
+  }
 
-  // A slot to write; lowest first, so that batches lie together. Throws DiskFull.
-  uint32_t Take();
+  // A slot to write, behind the one before it where that can be. Throws DiskFull.
+  uint32_t Take(Log log);
   void Remove(uint32_t slot);
-  // Between Take or Remove and this, the lowest free slot may not be known.
-  void SortFree();
+  // The first slot of the extent that is best emptied, where too many slots of all are not in use.
+  std::optional<uint32_t> Sparse() const;
 
   void Read(uint32_t slot, char* record) const { ReadMany(slot, 1, record); }
-  // Records of consecutive slots.
+  void Expect(uint32_t slot) const { file_.Expect(record_bytes_, OffsetOf(slot)); }
+  // Records of consecutive slots; of those that are not used they say nothing.
   void ReadMany(uint32_t first, uint32_t count, char* records) const;
   void WriteMany(uint32_t first, uint32_t count, const char* records);
   // How many consecutive slots from `first` lie together in the file.
   static uint32_t Together(uint32_t first) { return kExtent - first % kExtent; }
 
  private:
-  static constexpr uint32_t kExtent = 1024;
+  static constexpr uint32_t kExtent = 256;  // few, so that what is not in use of two is little
+
+  struct Extent {
+    uint64_t offset;
+    uint32_t used = 0;
+    std::array<uint64_t, kExtent / 64> bits{};
+  };
+  struct Open {  // what a log is filling
+    bool any = false;
+    uint32_t extent = 0, next = 0;
+  };
 
   uint64_t OffsetOf(uint32_t slot) const {
-    return extents_[slot / kExtent] + uint64_t{slot % kExtent} * record_bytes_;
+    return extents_[slot / kExtent].offset + uint64_t{slot % kExtent} * record_bytes_;
   }
+  bool is_open(uint32_t extent) const {
+    return std::any_of(open_.begin(), open_.end(),
+                       [&](const Open& one) { return one.any && one.extent == extent; });
+  }
+  // The extent with the fewest slots in use, of those that no log is filling.
+  std::optional<uint32_t> Emptiest() const;
+  void OpenNext(Log log);
 
   DiskFile& file_;
   size_t record_bytes_;
-  uint32_t end_ = 0;
   size_t size_ = 0;
-  std::vector<uint64_t> extents_;
-  std::vector<uint32_t> free_;  // descending after SortFree
+  std::vector<Extent> extents_;
+  std::vector<uint32_t> empty_;  // extents that no log is filling
+  std::array<Open, 2> open_;
 };
 
 }  // namespace heterps::ps

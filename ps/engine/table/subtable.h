@@ -73,6 +73,8 @@ class alignas(64) Subtable {
   std::condition_variable passed;  // the turn has gone on
   uint64_t turn = 1;               // the push that comes next, of those that have one
 
+  // Has the disk read what of these lies there: all that a batch needs at once.
+  void Expect(const Item* items, size_t n) const;
   void Pull(const Item* items, size_t n, const PullBatch& batch);
   void Push(const Item* items, size_t n, const PushBatch& batch);
 
@@ -177,6 +179,8 @@ class alignas(64) Subtable {
                    const char* row) const;
   void Relieve();  // Throws DiskFull.
   void RelieveIfRoom();
+  // Moves what is left of extents with many holes together, so that they can be filled again.
+  void Tidy();
   // Moves rows together, so that memory their neighbours have left can go.
   void Compact(uint32_t kind);
 
@@ -256,9 +260,10 @@ void Subtable::ForEachOnDisk(Visit visit) {
     records.resize(count * disk_.record_bytes());
     disk_.ReadMany(first, count, records.data());
     for (uint32_t i = 0; i < count; ++i) {
+      if (!disk_.used(first + i)) continue;
       DiskRows::Head head;
       std::memcpy(&head, &records[i * disk_.record_bytes()], sizeof(head));
-      if (head.generation != 0 && !visit(head.key, PlaceFor(kDisk, first + i))) return;
+      if (!visit(head.key, PlaceFor(kDisk, first + i))) return;
     }
     first += count;
   }

@@ -132,8 +132,8 @@ void Subtable::ScanDisk(std::optional<BlockWriter>* narrow, std::optional<BlockW
     std::vector<char> records(count * disk_.record_bytes());
     disk_.ReadMany(first, count, records.data());
     for (uint32_t i = 0; i < count; ++i) {
+      if (!disk_.used(first + i)) continue;
       const Record record = Take(&records[i * disk_.record_bytes()]);
-      if (record.generation == 0) continue;
       if (!Wanted(record.key, record.generation, options_.ScoreOf(record.usage))) continue;
       Put(record.full ? BlockKind::kFull : BlockKind::kNarrow, record.key, record.usage, record.row,
           record.full ? full : narrow);

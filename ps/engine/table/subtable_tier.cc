@@ -77,7 +77,7 @@ void Subtable::RelieveIfRoom() {
 void Subtable::Demote(size_t bytes) {
   const size_t used = live_bytes();
   if (!options_.tiered() || used <= bytes) return;
-  disk_.SortFree();
+  Tidy();
   const size_t size = disk_.record_bytes();
   std::vector<char> run;          // records of consecutive slots
   std::vector<uint32_t> leaving;  // where their rows are
@@ -118,7 +118,7 @@ void Subtable::Demote(size_t bytes) {
       SaveBefore(place);
       uint32_t to;
       try {
-        to = disk_.Take();
+        to = disk_.Take(DiskRows::kFresh);
       } catch (const DiskFull&) {
         flush();
         throw;
@@ -138,6 +138,52 @@ void Subtable::Demote(size_t bytes) {
   if (static_cast<double>(this->bytes()) >
       kSlack * static_cast<double>(options_.memory_bytes) / kSubtables) {
     for (const uint32_t kind : {kCounted, kNarrow, kFull}) Compact(kind);
+  }
+}
+
+void Subtable::Tidy() {
+  const size_t size = disk_.record_bytes();
+  std::vector<char> records;
+  while (const std::optional<uint32_t> first = disk_.Sparse()) {
+    const uint32_t count = DiskRows::Together(*first);
+    records.resize(count * size);
+    disk_.ReadMany(*first, count, records.data());
+    std::vector<std::pair<uint32_t, uint32_t>> moved;  // from, to
+    const auto write = [&] {
+      for (size_t i = 0, run; i < moved.size(); i += run) {  // what lies together
+        const uint32_t to = moved[i].second, most = DiskRows::Together(to);
+        for (run = 1; run < most && i + run < moved.size() && moved[i + run].second == to + run;) {
+          ++run;
+        }
+        disk_.WriteMany(to, static_cast<uint32_t>(run), &records[i * size]);
+      }
+      for (size_t i = 0; i < moved.size(); ++i) {
+        uint64_t key;
+        std::memcpy(&key, &records[i * size], sizeof(key));
+        Replace(Mix(key), PlaceFor(kDisk, moved[i].first), PlaceFor(kDisk, moved[i].second));
+        disk_.Remove(moved[i].first);
+      }
+    };
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint32_t from = *first + i;
+      if (!disk_.used(from)) continue;
+      SaveBefore(PlaceFor(kDisk, from));
+      uint32_t to;
+      try {
+        to = disk_.Take(DiskRows::kSettled);
+      } catch (const DiskFull&) {
+        write();
+        return;
+      }
+      char* record = &records[moved.size() * size];
+      if (record != &records[i * size]) std::memcpy(record, &records[i * size], size);
+      DiskRows::Head head;
+      std::memcpy(&head, record, sizeof(head));
+      head.generation = Moved(head.generation);
+      std::memcpy(record, &head, sizeof(head));
+      moved.emplace_back(from, to);
+    }
+    write();
   }
 }
 

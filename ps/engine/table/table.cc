@@ -15,6 +15,7 @@ namespace {
 constexpr uint64_t kTrimmedAtOnce = 1 << 20;  // rows
 constexpr size_t kParallelFrom = 16384;       // keys from which a batch is worth several threads
 constexpr size_t kRange = 24576;              // keys that one of them groups at once
+constexpr size_t kExpected = 4;               // sub-tables whose rows are being read from disk
 
 uint64_t LoadKey(const void* keys, size_t i, size_t key_bytes) {
   uint64_t key = 0;
@@ -131,8 +132,19 @@ size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint
   for_each(ranges, [&](size_t r) {
     grouped[r] = Group({whole.keys, whole.key_bytes, n * r / ranges, n * (r + 1) / ranges}, mine);
   });
+  // What lies on the disk is read while the sub-tables before are worked on: many rows at once, and
+  // not those of all, which could be too many for the page cache of a control group.
+  const bool expects = file_.bytes() > 0;
+  const auto expect = [&](size_t s) {
+    std::lock_guard lock(subtables_[s]->mutex);
+    for (const Grouped& range : grouped) {
+      subtables_[s]->Expect(&range.items[range.begin[s]], range.begin[s + 1] - range.begin[s]);
+    }
+  };
+  for (size_t s = 0; expects && s < kExpected; ++s) expect(s);
   // All of a sub-table at once: the pages of its rows and of its index are found again soon.
   for_each(kSubtables, [&](size_t s) {
+    if (expects && s + kExpected < kSubtables) expect(s + kExpected);
     Subtable& sub = *subtables_[s];
     std::unique_lock<std::mutex> lock;
     if (turn) {

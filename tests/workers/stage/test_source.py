@@ -37,6 +37,9 @@ class Rows:
         self._asked = None  # before it is waited for
         return len(micro_batches)
 
+    def expect(self, keys, step):
+        assert self._asked is None  # while it is not waited for
+
     def pull(self, keys, *, learning):
         assert learning
         assert self._asked is not None
