@@ -21,11 +21,13 @@ float FloatAt(const char* values, size_t i) {
 }  // namespace
 
 void Subtable::Expect(const Item* items, size_t n) const {
-  for (size_t i = 0; i < n + kAhead; ++i) {
-    if (i < n) index_.PrefetchBucket(Mix(items[i].key));
-    if (i < kAhead) continue;
-    const uint32_t place = index_.Candidate(Mix(items[i - kAhead].key));
-    if (place != Index::kNone && KindOf(place) == kDisk) disk_.Expect(SlotOf(place));
+  for (size_t begin = 0; begin < n; begin += kChunk) {
+    const size_t end = std::min(n, begin + kChunk);
+    for (size_t i = begin; i < end; ++i) index_.PrefetchBucket(Mix(items[i].key));
+    for (size_t i = begin; i < end; ++i) {
+      const uint32_t place = index_.Candidate(Mix(items[i].key));
+      if (place != Index::kNone && KindOf(place) == kDisk) disk_.Expect(SlotOf(place));
+    }
   }
 }
 
