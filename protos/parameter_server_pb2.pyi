@@ -1918,6 +1918,7 @@ class TableStats(_message.Message):
     PROMOTED_FIELD_NUMBER: _builtins.int
     DEMOTED_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
+    TIDIED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dim: _builtins.int
     rows: _builtins.int
@@ -1937,6 +1938,8 @@ class TableStats(_message.Message):
     promoted: _builtins.int
     """rows brought from disk to memory"""
     demoted: _builtins.int
+    tidied: _builtins.int
+    """rows moved on disk, so that room between rows is used again"""
     @_builtins.property
     def spec(self) -> Global___TableSpec: ...
     def __init__(
@@ -1956,10 +1959,11 @@ class TableStats(_message.Message):
         promoted: _builtins.int = ...,
         demoted: _builtins.int = ...,
         spec: Global___TableSpec | None = ...,
+        tidied: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "demoted", b"demoted", "dim", b"dim", "disk_bytes", b"disk_bytes", "disk_rows", b"disk_rows", "evicted", b"evicted", "missed", b"missed", "name", b"name", "promoted", b"promoted", "pulled", b"pulled", "pushed", b"pushed", "rows", b"rows", "spec", b"spec", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "demoted", b"demoted", "dim", b"dim", "disk_bytes", b"disk_bytes", "disk_rows", b"disk_rows", "evicted", b"evicted", "missed", b"missed", "name", b"name", "promoted", b"promoted", "pulled", b"pulled", "pushed", b"pushed", "rows", b"rows", "spec", b"spec", "tidied", b"tidied", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,7 +14,7 @@ from protos.parameter_server_pb2 import StatsReply, TableStats
 
 _COUNTS = (
     *("rows", "bytes", "pulled", "pushed", "missed", "waiting", "evicted"),
-    *("disk_rows", "disk_bytes", "promoted", "demoted"),
+    *("disk_rows", "disk_bytes", "promoted", "demoted", "tidied"),
 )
 _PROCESS = ("cpu_seconds", "resident_bytes", "bytes_in", "bytes_out", "log_bytes", "uptime_s")
 

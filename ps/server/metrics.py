@@ -35,6 +35,7 @@ _OF_TABLES: tuple[tuple[Family, Callable[[TableStats], float]], ...] = (
     (_table_counter("evicted_rows", "Rows removed by the table's rules."), lambda t: t.evicted),
     (_table_counter("promoted_rows", "Rows brought from disk."), lambda t: t.promoted),
     (_table_counter("demoted_rows", "Rows moved to disk."), lambda t: t.demoted),
+    (_table_counter("tidied_rows", "Rows moved on disk."), lambda t: t.tidied),
 )
 _OF_SHARD: tuple[tuple[Family, Callable[[StatsReply], float]], ...] = (
     (Family("heterps_ps_tables", "gauge", "Tables."), lambda s: len(s.tables)),

@@ -4,6 +4,7 @@ The first stage's rows of a step are pulled together, later stages' as each micr
 What they collect goes back by `workers/stage/commits.py`.
 """
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -170,10 +171,11 @@ class StageRows:
         """
         if self.order.may_pull(step) or not all(one.done() for one in self._expected):
             return  # or the disks are behind already
-        self._expected = [
-            self._client.prefetch(self._namespace + table, keys.keys[self._sources[table]])
-            for table in self._beyond
-        ]
+        with contextlib.suppress(RuntimeError, ValueError):
+            self._expected = [
+                self._client.prefetch(self._namespace + table, keys.keys[self._sources[table]])
+                for table in self._beyond
+            ]
 
     def pull(self, keys: DistinctKeys, *, learning: bool) -> PulledRows | None:
         """Pull the rows of keys; None where the stage has no embeddings."""

@@ -252,6 +252,7 @@ nb::dict TableCounters(const Table& self) {
   out["rows"] = c.rows, out["waiting"] = c.waiting, out["disk_rows"] = c.disk_rows;
   out["bytes"] = c.bytes, out["missed"] = c.missed, out["evicted"] = c.evicted;
   out["promoted"] = c.promoted, out["demoted"] = c.demoted;
+  out["tidied"] = c.tidied;
   out["disk_bytes"] = self.disk_bytes(), out["pulled"] = self.pulled();
   out["pushed"] = self.pushed();
   return out;

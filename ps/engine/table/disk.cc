@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <stdexcept>
 
 namespace heterps::ps {
@@ -17,9 +16,18 @@ namespace {
   throw std::runtime_error(what + ": " + std::strerror(errno));
 }
 
+constexpr size_t kPage = 4096;
+constexpr uint32_t kMaxSlots = (1u << 30) - 1;  // two bits of a place say where its row is
 constexpr double kSpace = 1.4;   // times what is in use: more slots than that are too many
-constexpr size_t kSlack = 2;     // extents besides, which the logs are filling
+constexpr size_t kSlack = 3;     // extents besides: those that logs are filling, and one to come
+constexpr size_t kSpare = 2;     // empty extents: one for what is moved, which is to leave one
 constexpr double kSparse = 0.9;  // of an extent in use: emptying one of more gains too little
+
+// Has appending to it throw nothing up to so many.
+template <typename T>
+void HaveRoom(std::vector<T>* of, size_t count) {
+  if (of->capacity() < count) of->reserve(std::max(count, 2 * of->capacity()));
+}
 
 }  // namespace
 
@@ -70,7 +78,9 @@ void DiskFile::Write(const void* data, size_t size, uint64_t offset) {
     from += done, size -= static_cast<size_t>(done), offset += static_cast<uint64_t>(done);
   }
 #ifdef SYNC_FILE_RANGE_WRITE
-  // Else pages that wait to be written could fill what memory a control group leaves to them.
+  // Else pages that wait to be written could fill what memory a control group leaves to them. Of
+  // less than a page, which is written to again, they are few.
+  if (bytes < kPage) return;
   ::sync_file_range(fd_, static_cast<off_t>(begin), static_cast<off_t>(bytes),
                     SYNC_FILE_RANGE_WRITE);
 #else
@@ -98,34 +108,38 @@ uint64_t DiskFile::Reserve(size_t bytes) {
 DiskRows::DiskRows(DiskFile& file, size_t body_bytes)
     : file_(file), record_bytes_((sizeof(Head) + body_bytes + 7) / 8 * 8) {}
 
+bool DiskRows::has_room(Log log) {
+  Open& open = open_[log];
+  while (open.any && open.next < kExtent && used(open.extent * kExtent + open.next)) ++open.next;
+  return open.any && open.next < kExtent;
+}
+
+void DiskRows::MakeRoom(Log log) {
+  while (!has_room(log)) OpenNext(log);
+}
+
 uint32_t DiskRows::Take(Log log) {
   Open& open = open_[log];
-  for (;;) {
-    for (; open.any && open.next < kExtent; ++open.next) {
-      const uint32_t slot = open.extent * kExtent + open.next;
-      if (used(slot)) continue;
-      ++open.next;
-      Extent& extent = extents_[open.extent];
-      extent.bits[slot % kExtent / 64] |= uint64_t{1} << slot % 64;
-      ++extent.used, ++size_;
-      return slot;
-    }
-    OpenNext(log);
-  }
+  const uint32_t slot = next(log);
+  ++open.next;
+  extents_[open.extent].bits[slot % kExtent / 64] |= uint64_t{1} << slot % 64;
+  ++in_use_[open.extent], ++size_;
+  return slot;
 }
 
 void DiskRows::OpenNext(Log log) {
   Open& open = open_[log];
-  if (open.any && extents_[open.extent].used == 0) empty_.push_back(open.extent);
-  open.any = false;
+  if (open.any) {
+    open.any = false;
+    if (in_use_[open.extent] == 0) empty_.push_back(open.extent);
+  }
   if (empty_.empty()) {
     try {
-      extents_.push_back({file_.Reserve(kExtent * record_bytes_)});
-      empty_.push_back(static_cast<uint32_t>(extents_.size()) - 1);
+      AddExtent();
     } catch (const DiskFull&) {
       // Holes are left. What is only moved has none to gain.
       const std::optional<uint32_t> emptiest = Emptiest();
-      if (log == kSettled || !emptiest || extents_[*emptiest].used == kExtent) throw;
+      if (log == kSettled || !emptiest || in_use_[*emptiest] == kExtent) throw;
       file_.set_full(false);
       open = {true, *emptiest, 0};
       return;
@@ -135,26 +149,39 @@ void DiskRows::OpenNext(Log log) {
   empty_.pop_back();
 }
 
+void DiskRows::AddExtent() {
+  const size_t count = extents_.size() + 1;
+  if (count * kExtent > kMaxSlots) {
+    throw std::runtime_error("a sub-table cannot hold more than 2^30 rows on disk");
+  }
+  // First, so that nothing is half done where there is no memory, and Remove never needs any.
+  HaveRoom(&extents_, count), HaveRoom(&in_use_, count), HaveRoom(&empty_, count);
+  extents_.push_back({file_.Reserve(kExtent * record_bytes_)});
+  in_use_.push_back(0);
+  empty_.push_back(static_cast<uint32_t>(count) - 1);
+}
+
 void DiskRows::Remove(uint32_t slot) {
-  Extent& extent = extents_[slot / kExtent];
-  extent.bits[slot % kExtent / 64] &= ~(uint64_t{1} << slot % 64);
-  --extent.used, --size_;
-  if (extent.used == 0 && !is_open(slot / kExtent)) empty_.push_back(slot / kExtent);
+  const uint32_t extent = slot / kExtent;
+  extents_[extent].bits[slot % kExtent / 64] &= ~(uint64_t{1} << slot % 64);
+  --in_use_[extent], --size_;
+  if (in_use_[extent] == 0 && !is_open(extent)) empty_.push_back(extent);
 }
 
 std::optional<uint32_t> DiskRows::Emptiest() const {
   std::optional<uint32_t> found;
-  for (uint32_t i = 0; i < extents_.size(); ++i) {
-    if (!is_open(i) && (!found || extents_[i].used < extents_[*found].used)) found = i;
+  uint32_t fewest = UINT32_MAX;
+  for (uint32_t i = 0; i < in_use_.size(); ++i) {
+    if (in_use_[i] > 0 && in_use_[i] < fewest && !is_open(i)) found = i, fewest = in_use_[i];
   }
   return found;
 }
 
 std::optional<uint32_t> DiskRows::Sparse() const {
   const auto most = static_cast<size_t>(kSpace * static_cast<double>(size_)) + kSlack * kExtent;
-  if (!empty_.empty() || end() <= most) return std::nullopt;
+  if (empty_.size() >= kSpare || end() < most) return std::nullopt;
   const std::optional<uint32_t> found = Emptiest();
-  if (!found || extents_[*found].used > kSparse * kExtent) return std::nullopt;
+  if (!found || in_use_[*found] > kSparse * kExtent) return std::nullopt;
   return *found * kExtent;
 }
 

@@ -79,10 +79,17 @@ class DiskRows {
     return extents_[slot / kExtent].bits[slot % kExtent / 64] >> slot % 64 & 1;
   }
 
-  // A slot to write, behind the one before it where that can be. Throws DiskFull.
+  // Whether a log has room in what it is filling.
+  bool has_room(Log log);
+  // Has it have room. Throws DiskFull.
+  void MakeRoom(Log log);
+  // The slot that Take is to give, behind the one before it where that can be; the log must have
+  // room.
+  uint32_t next(Log log) const { return open_[log].extent * kExtent + open_[log].next; }
   uint32_t Take(Log log);
   void Remove(uint32_t slot);
-  // The first slot of the extent that is best emptied, where too many slots of all are not in use.
+  // The first slot of the extent that is best emptied, where too many slots of all are not in use
+  // and the logs are about to need another extent.
   std::optional<uint32_t> Sparse() const;
 
   void Read(uint32_t slot, char* record) const { ReadMany(slot, 1, record); }
@@ -98,7 +105,6 @@ class DiskRows {
 
   struct Extent {
     uint64_t offset;
-    uint32_t used = 0;
     std::array<uint64_t, kExtent / 64> bits{};
   };
   struct Open {  // what a log is filling
@@ -113,15 +119,17 @@ class DiskRows {
     return std::any_of(open_.begin(), open_.end(),
                        [&](const Open& one) { return one.any && one.extent == extent; });
   }
-  // The extent with the fewest slots in use, of those that no log is filling.
+  // The extent with the fewest slots in use, of those that have any and no log is filling.
   std::optional<uint32_t> Emptiest() const;
-  void OpenNext(Log log);
+  void OpenNext(Log log);  // Throws DiskFull.
+  void AddExtent();        // Throws DiskFull.
 
   DiskFile& file_;
   size_t record_bytes_;
   size_t size_ = 0;
   std::vector<Extent> extents_;
-  std::vector<uint32_t> empty_;  // extents that no log is filling
+  std::vector<uint32_t> in_use_;  // slots of each, apart: all are looked through
+  std::vector<uint32_t> empty_;   // extents that no log is filling
   std::array<Open, 2> open_;
 };
 

@@ -56,7 +56,7 @@ struct PushBatch {
 
 struct Counters {
   uint64_t rows = 0, waiting = 0, disk_rows = 0, bytes = 0;
-  uint64_t missed = 0, evicted = 0, promoted = 0, demoted = 0;
+  uint64_t missed = 0, evicted = 0, promoted = 0, demoted = 0, tidied = 0;
 };
 
 // Not thread-safe: its mutex guards every call.
@@ -181,6 +181,8 @@ class alignas(64) Subtable {
   void RelieveIfRoom();
   // Moves what is left of extents with many holes together, so that they can be filled again.
   void Tidy();
+  // Moves the rows of an extent that begins there; whether there was room for all.
+  bool Empty(uint32_t first);
   // Moves rows together, so that memory their neighbours have left can go.
   void Compact(uint32_t kind);
 

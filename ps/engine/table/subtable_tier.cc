@@ -77,7 +77,6 @@ void Subtable::RelieveIfRoom() {
 void Subtable::Demote(size_t bytes) {
   const size_t used = live_bytes();
   if (!options_.tiered() || used <= bytes) return;
-  Tidy();
   const size_t size = disk_.record_bytes();
   std::vector<char> run;          // records of consecutive slots
   std::vector<uint32_t> leaving;  // where their rows are
@@ -96,44 +95,57 @@ void Subtable::Demote(size_t bytes) {
     run.clear();
     leaving.clear();
   };
-  size_t freed = 0;
-  for (kind = kFull;; kind = kNarrow) {
-    Pool& rows = pools_[kind];
-    const size_t per_row = rows.row_bytes() + sizeof(uint64_t) + sizeof(uint32_t) + 1;
-    // Heat halves at each pass, so nine passes reach every row.
-    for (size_t left = size_t{rows.end()} * 9; left > 0 && used - freed > bytes; --left) {
-      uint32_t& hand = hands_[kind];
-      if (hand >= rows.end()) {
-        flush();  // else the hand would meet what is leaving
-        hand = 0;
-      }
-      const uint32_t from = hand++;
-      if (rows.generation(from) == 0) continue;
-      uint8_t& heat = rows.heat(from);
-      if (heat > 0) {
-        heat = static_cast<uint8_t>(heat >> 1);
-        continue;
-      }
-      const uint32_t place = PlaceFor(kind, from);
-      SaveBefore(place);
-      uint32_t to;
-      try {
-        to = disk_.Take(DiskRows::kFresh);
-      } catch (const DiskFull&) {
-        flush();
-        throw;
-      }
-      const auto count = static_cast<uint32_t>(leaving.size());
-      if (count && (to != first + count || DiskRows::Together(first) <= count)) flush();
-      if (leaving.empty()) first = to;
-      run.resize((leaving.size() + 1) * size);
-      WriteRecord(&run[leaving.size() * size], rows.key(from), Moved(rows.generation(from)),
-                  kind == kFull, usage_ ? rows.usage(from) : Usage{}, rows.row(from));
-      leaving.push_back(from);
-      freed = std::min(used, freed + per_row);
+  const auto leave = [&](uint32_t from) {
+    if (!disk_.has_room(DiskRows::kFresh)) {
+      flush();
+      Tidy();
+      disk_.MakeRoom(DiskRows::kFresh);
     }
-    flush();
-    if (kind == kNarrow) break;
+    const uint32_t to = disk_.next(DiskRows::kFresh);
+    const auto count = static_cast<uint32_t>(leaving.size());
+    if (count && (to != first + count || DiskRows::Together(first) <= count)) flush();
+    if (leaving.empty()) {
+      first = to;
+      const uint32_t most = DiskRows::Together(to);
+      run.reserve(most * size), leaving.reserve(most);
+    }
+    // What is copied aside moves, so that no scan meets it again.
+    SaveBefore(PlaceFor(kind, from));
+    disk_.Take(DiskRows::kFresh);
+    Pool& rows = pools_[kind];
+    run.resize((leaving.size() + 1) * size);
+    WriteRecord(&run[leaving.size() * size], rows.key(from), Moved(rows.generation(from)),
+                kind == kFull, usage_ ? rows.usage(from) : Usage{}, rows.row(from));
+    leaving.push_back(from);
+  };
+  size_t freed = 0;
+  try {
+    for (kind = kFull;; kind = kNarrow) {
+      Pool& rows = pools_[kind];
+      const size_t per_row = rows.row_bytes() + sizeof(uint64_t) + sizeof(uint32_t) + 1;
+      // Heat halves at each pass, so nine passes reach every row.
+      for (size_t left = size_t{rows.end()} * 9; left > 0 && used - freed > bytes; --left) {
+        uint32_t& hand = hands_[kind];
+        if (hand >= rows.end()) {
+          flush();  // else the hand would meet what is leaving
+          hand = 0;
+        }
+        const uint32_t from = hand++;
+        if (rows.generation(from) == 0) continue;
+        uint8_t& heat = rows.heat(from);
+        if (heat > 0) {
+          heat = static_cast<uint8_t>(heat >> 1);
+          continue;
+        }
+        leave(from);
+        freed = std::min(used, freed + per_row);
+      }
+      flush();
+      if (kind == kNarrow) break;
+    }
+  } catch (...) {  // what has not been written is in memory, and nowhere else
+    for (uint32_t i = 0; i < leaving.size(); ++i) disk_.Remove(first + i);
+    throw;
   }
   if (static_cast<double>(this->bytes()) >
       kSlack * static_cast<double>(options_.memory_bytes) / kSubtables) {
@@ -142,49 +154,55 @@ void Subtable::Demote(size_t bytes) {
 }
 
 void Subtable::Tidy() {
-  const size_t size = disk_.record_bytes();
-  std::vector<char> records;
   while (const std::optional<uint32_t> first = disk_.Sparse()) {
-    const uint32_t count = DiskRows::Together(*first);
-    records.resize(count * size);
-    disk_.ReadMany(*first, count, records.data());
-    std::vector<std::pair<uint32_t, uint32_t>> moved;  // from, to
-    const auto write = [&] {
-      for (size_t i = 0, run; i < moved.size(); i += run) {  // what lies together
-        const uint32_t to = moved[i].second, most = DiskRows::Together(to);
-        for (run = 1; run < most && i + run < moved.size() && moved[i + run].second == to + run;) {
-          ++run;
-        }
-        disk_.WriteMany(to, static_cast<uint32_t>(run), &records[i * size]);
-      }
-      for (size_t i = 0; i < moved.size(); ++i) {
-        uint64_t key;
-        std::memcpy(&key, &records[i * size], sizeof(key));
-        Replace(Mix(key), PlaceFor(kDisk, moved[i].first), PlaceFor(kDisk, moved[i].second));
-        disk_.Remove(moved[i].first);
-      }
-    };
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t from = *first + i;
+    if (!Empty(*first)) return;
+  }
+}
+
+bool Subtable::Empty(uint32_t first) {
+  const size_t size = disk_.record_bytes();
+  const uint32_t count = DiskRows::Together(first);
+  std::vector<char> records(count * size);
+  std::vector<std::pair<uint32_t, uint32_t>> moved;  // from, to: records of them, in order
+  moved.reserve(count);
+  disk_.ReadMany(first, count, records.data());
+  bool all = true;
+  try {
+    for (uint32_t from = first; from < first + count; ++from) {
       if (!disk_.used(from)) continue;
-      SaveBefore(PlaceFor(kDisk, from));
-      uint32_t to;
       try {
-        to = disk_.Take(DiskRows::kSettled);
+        disk_.MakeRoom(DiskRows::kSettled);
       } catch (const DiskFull&) {
-        write();
-        return;
+        all = false;
+        break;
       }
+      SaveBefore(PlaceFor(kDisk, from));
       char* record = &records[moved.size() * size];
-      if (record != &records[i * size]) std::memcpy(record, &records[i * size], size);
+      std::memmove(record, &records[(from - first) * size], size);
       DiskRows::Head head;
       std::memcpy(&head, record, sizeof(head));
       head.generation = Moved(head.generation);
       std::memcpy(record, &head, sizeof(head));
-      moved.emplace_back(from, to);
+      moved.emplace_back(from, disk_.Take(DiskRows::kSettled));
     }
-    write();
+    for (size_t i = 0, run; i < moved.size(); i += run) {
+      const uint32_t to = moved[i].second;
+      const size_t most = std::min<size_t>(moved.size() - i, DiskRows::Together(to));
+      for (run = 1; run < most && moved[i + run].second == to + run;) ++run;
+      disk_.WriteMany(to, static_cast<uint32_t>(run), &records[i * size]);
+    }
+  } catch (...) {  // they are where they were
+    for (const auto& [from, to] : moved) disk_.Remove(to);
+    throw;
   }
+  for (size_t i = 0; i < moved.size(); ++i) {
+    uint64_t key;
+    std::memcpy(&key, &records[i * size], sizeof(key));
+    Replace(Mix(key), PlaceFor(kDisk, moved[i].first), PlaceFor(kDisk, moved[i].second));
+    disk_.Remove(moved[i].first);
+  }
+  counters_.tidied += moved.size();
+  return all;
 }
 
 void Subtable::Compact(uint32_t kind) {

@@ -378,6 +378,7 @@ Counters Table::counters() const {
     total.rows += c.rows, total.waiting += c.waiting, total.disk_rows += c.disk_rows;
     total.bytes += c.bytes, total.missed += c.missed, total.evicted += c.evicted;
     total.promoted += c.promoted, total.demoted += c.demoted;
+    total.tidied += c.tidied;
   }
   return total;
 }

@@ -201,48 +201,6 @@ def test_a_snapshot_has_the_rows_of_its_cut_while_they_come_and_go() -> None:
     assert (table.pull(every) != expected).any()
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_file_has_few_holes_and_a_snapshot_its_rows_while_they_move_in_it(seed: int) -> None:
-    """Rows that stay on disk move together as those around them go; their values are exact."""
-    count, record = 100_000, 24  # bytes, of which four are the row
-    rng = np.random.default_rng(seed)
-    table = LocalTable.create(
-        "t", 1, memory_bytes=2 << 20, optimizer="sgd", learning_rate=1.0, initializer="zeros"
-    )
-    rows = np.zeros(count, np.float32)
-    names = rng.permutation(count)
-    snapshot: Any = None
-    at_cut, found = rows, dict[int, float]()
-    for number in range(60):
-        part = slice(2000 * number % count, 2000 * number % count + 2000)
-        some = names[np.unique((rng.pareto(0.5, 5000) * 500).astype(np.int64) % count)]
-        keys = np.union1d(some, names[part])
-        grads = rng.integers(-9, 9, len(keys)).astype(np.float32)
-        table.push(keys, grads[:, None])
-        rows[keys] -= grads
-        if number == 30:
-            snapshot = table._table.snapshot(since=0, values=True, min_score=0.0, buckets=None)
-            at_cut = rows.copy()
-        block = snapshot.next() if snapshot is not None else None
-        if block is not None:
-            _, taken, values = _native.decode_block(block, 1)
-            assert not found.keys() & set(taken.tolist())
-            found.update(zip(taken.tolist(), values[:, 0].tolist(), strict=True))
-        if number % 10 == 9:
-            every = np.arange(count)
-            np.testing.assert_array_equal(table.pull(every, read_only=True)[:, 0], rows)
-            used = table.counters
-            most = 1.5 * used["disk_rows"] + 64 * 3 * 256
-            assert used["disk_bytes"] <= most * record
-    while (block := snapshot.next()) is not None:
-        _, taken, values = _native.decode_block(block, 1)
-        found.update(zip(taken.tolist(), values[:, 0].tolist(), strict=True))
-    kept = np.array(sorted(found))
-    np.testing.assert_array_equal(np.array([found[k] for k in kept.tolist()]), at_cut[kept])
-    assert len(kept) > count // 3
-    assert used["disk_rows"] > count // 3
-
-
 def test_a_prefetch_brings_rows_into_memory(client: ParameterClient) -> None:
     client.create_table("tiered", DIM, memory_bytes=BUDGET, **OPTIONS["sgd"])
     keys = np.random.default_rng(0).permutation(KEYS)
