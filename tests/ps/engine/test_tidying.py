@@ -15,7 +15,7 @@ from ps.table.spec import make_table
 from tests.ps.crowded import crowded
 
 EXTENT = 256  # rows of the file that are filled, and emptied, together
-HEAD = 16  # bytes of a row on disk besides
+HEAD, USAGE = 16, 20  # bytes of a row on disk besides
 
 
 def made(dim: int, memory_bytes: int, **options: Any) -> LocalTable:
@@ -32,8 +32,9 @@ def made(dim: int, memory_bytes: int, **options: Any) -> LocalTable:
 
 def most_bytes(table: LocalTable, rows: int, parts: int = 64) -> float:
     """Of a file, which may have this many holes and has had so many rows at most."""
-    record = HEAD + 4 * table.dim
-    return (1.45 * rows + (4 * parts + 64) * EXTENT) * record
+    used = USAGE if table.spec.HasField("eviction") else 0
+    record = (HEAD + used + 4 * table.dim + 7) // 8 * 8
+    return (1.4 * rows + 5 * parts * EXTENT) * record
 
 
 class Reference:

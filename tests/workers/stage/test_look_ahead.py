@@ -89,4 +89,7 @@ def test_a_server_that_is_gone_is_told_of_by_the_pull_alone():
         wanted = rows.distinct([{"sparse": torch.arange(9)[:, None]}], learning=True)
         rows.expect(wanted, 1)
         rows.expect(wanted, 1)
+        client.close()
+        rows._expected = []
+        rows.expect(wanted, 1)
         rows.close()
