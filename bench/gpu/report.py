@@ -6,6 +6,7 @@ from typing import Any
 from bench.moe.report import HEADER, cells
 from bench.pages import measured_on, table, write
 
+_RATES = ("samples_per_s", "predicted_samples_per_s", "plain_samples_per_s")
 _PAGE = """# The ops on a GPU, measured
 
 `make bench-gpu` writes this page and `bench/results/gpu.json`. Here: {device}; {on}; {date}.
@@ -36,7 +37,7 @@ def write_page(result: dict[str, Any], docs: Path) -> Path:
         (
             job,
             str(part.get("state", part["status"])),
-            f"{part.get('samples_per_s', 0):.0f}",
+            *(f"{part.get(rate, 0):.0f}" for rate in _RATES),
             ", ".join(f"{key} {value:.4g}" for key, value in part.get("metrics", {}).items()),
         )
         for job, part in stages.get("train", {}).get("parts", {}).items()
@@ -48,7 +49,9 @@ def write_page(result: dict[str, Any], docs: Path) -> Path:
         date=result["date"],
         warning=_WARNING if result["emulated"] else "",
         stages=table(("stage", "part", "status", "seconds"), lines, texts=3),
-        trained=table(("job", "state", "samples/s", "metrics"), trained),
+        trained=table(
+            ("job", "state", "samples/s", "predicted", "plain PyTorch", "metrics"), trained
+        ),
         moe=table(HEADER, map(cells, rows), texts=3),
     )
     return write(docs / "gpu_benchmark.md", page)

@@ -75,15 +75,18 @@ def bias_of(routing: str, experts: int) -> Tensor:
 
 def problem_of(shape: Shape, routing: str, dtype: torch.dtype, device: str) -> contestants.Problem:
     """Weights, and tokens of several batches so that no two turns route alike."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=device)
 
     def random(*size: int, scale: float = 1.0) -> Tensor:
-        return (torch.randn(size, generator=generator) * scale).to(device, dtype)
+        return (normal(*size) * scale).to(dtype)
 
     return contestants.Problem(
         batches=[random(shape.T, shape.H) for _ in range(3)],
         direction=random(shape.T, shape.H),
-        router=(torch.randn(shape.E, shape.H, generator=generator) * shape.H**-0.5).to(device),
+        router=normal(shape.E, shape.H) * shape.H**-0.5,
         bias=bias_of(routing, shape.E).to(device),
         w1=random(shape.E, shape.H, 2 * shape.I, scale=shape.H**-0.5),
         w2=random(shape.E, shape.I, shape.H, scale=shape.I**-0.5),
@@ -221,6 +224,8 @@ def main() -> None:
     rows = []
     for shape in shapes:
         for routing in ROUTINGS:
+            if on_gpu:
+                torch.cuda.empty_cache()
             new = rows_of(shape, routing, getattr(torch, name), options.device, turns, clock)
             rows += new
             print(report.lines(new), end="", flush=True)

@@ -6,16 +6,19 @@ softmax over the chosen logits, or each prototype's own softmax.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from workers import ops
+
+T = TypeVar("T")
 
 
 class AbsentError(Exception):
@@ -93,7 +96,10 @@ class Run(ABC):
 
 
 class HeterPS(Run):
-    """route, gather_rows, grouped_ffn, gather_sum."""
+    """router_logits, route, gather_rows, grouped_ffn, gather_sum."""
+
+    def logits(self, x: Tensor) -> Tensor:
+        return ops.router_logits(x, self.router) + self.problem.bias
 
     def layer(self, x: Tensor) -> Tensor:
         logits, k = self.logits(x), self.problem.k
@@ -299,6 +305,54 @@ class FbgemmGenAI(Run):
         return [grad.transpose(1, 2) for grad in grads]
 
 
+class Captured(Run):
+    """Another contestant whose passes are CUDA graphs: what its launches cost the host is left out.
+
+    One for each batch, since a graph reads where it was captured; all in the same memory.
+    """
+
+    def __init__(self, problem: Problem, inner: type[Run]) -> None:
+        if not problem.w1.is_cuda:
+            raise AbsentError("graphs are for GPUs alone")
+        self.inner = inner(problem)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: dict[tuple[bool, int], torch.cuda.CUDAGraph] = {}
+
+    def layer(self, x: Tensor) -> Tensor:
+        return self.inner.layer(x)
+
+    def captured(self, work: Callable[[int], T], batch: int) -> tuple[torch.cuda.CUDAGraph, T]:
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            work(batch)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            result = work(batch)
+        return graph, result
+
+    def replay(self, backward: bool, batch: int) -> None:
+        if (backward, batch) not in self.graphs:
+            work = self.inner.both if backward else self.inner.forward
+            self.graphs[backward, batch], _ = self.captured(work, batch)
+        self.graphs[backward, batch].replay()
+
+    def forward(self, batch: int) -> None:
+        self.replay(False, batch)
+
+    def both(self, batch: int) -> None:
+        self.replay(True, batch)
+
+    def gradients(self, batch: int) -> tuple[Tensor, list[Tensor]]:
+        graph, (out, grads) = self.captured(self.inner.gradients, batch)
+        graph.replay()
+        return out.clone(), [grad.clone() for grad in grads]
+
+    def stacked(self, grads: list[Tensor]) -> list[Tensor]:
+        return self.inner.stacked(grads)
+
+
 class Bound(Run):
     """The bound: plain bmm of the same size, rows split evenly; no router, nothing moved."""
 
@@ -327,11 +381,13 @@ class Bound(Run):
         torch.bmm(self.rows.transpose(1, 2), self.pre_grad)
 
 
-ALL: dict[str, type[Run]] = {
+ALL: dict[str, Callable[[Problem], Run]] = {
     "heterps": HeterPS,
+    "heterps graph": partial(Captured, inner=HeterPS),
     "heterps native": Native,
     "loop": Loop,
     "grouped_mm": GroupedMM,
+    "grouped_mm graph": partial(Captured, inner=GroupedMM),
     "liger": Liger,
     "fbgemm": FbgemmGenAI,
     "bmm bound": Bound,

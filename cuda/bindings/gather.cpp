@@ -6,7 +6,8 @@ namespace heterps {
 namespace {
 
 void gather_rows(const Input& x, const std::optional<Input>& weights, const Input& order, int64_t k,
-                 const Output& rows, [[maybe_unused]] uintptr_t stream, int threads) {
+                 const Output& rows, [[maybe_unused]] uintptr_t stream, int threads,
+                 const std::optional<Input>& inverse) {
   const GatherShape shape{size_of(x, "x", 0, 2), size_of(order, "order", 0, 1), k,
                           size_of(x, "x", 1, 2)};
   const Kind kind = kind_of(x);
@@ -18,8 +19,10 @@ void gather_rows(const Input& x, const std::optional<Input>& weights, const Inpu
   const void* w = weights ? data<void>(*weights) : nullptr;
   if (kind.on_cuda) {
 #ifdef HETERPS_WITH_CUDA
+    if (!inverse) throw nb::value_error("inverse: expected an array for a CUDA device");
+    check(*inverse, "inverse", nb::dtype<int64_t>(), kind.device, {shape.tokens * k});
     nb::gil_scoped_release release;
-    gather_rows_cuda(shape, kind.dtype, data<void>(x), w, data<int64_t>(order), data<void>(rows),
+    gather_rows_cuda(shape, kind.dtype, data<void>(x), w, data<int64_t>(*inverse), data<void>(rows),
                      stream_of(stream));
 #endif
     return;
@@ -81,7 +84,7 @@ void gather_dot(const Input& x, const Input& rows, const Input& inverse, int64_t
 void bind_gather(nb::module_& m) {
   m.def("gather_rows", &gather_rows, "x"_a.noconvert(), "weights"_a.noconvert().none(),
         "order"_a.noconvert(), "k"_a, "rows"_a.noconvert(), "stream"_a = 0, "threads"_a = 1,
-        "rows[p] = weights[order[p]] * x[order[p] / k]");
+        "inverse"_a.noconvert() = nb::none(), "rows[p] = weights[order[p]] * x[order[p] / k]");
   m.def("gather_sum", &gather_sum, "rows"_a.noconvert(), "weights"_a.noconvert().none(),
         "inverse"_a.noconvert(), "k"_a, "x"_a.noconvert(), "stream"_a = 0, "threads"_a = 1,
         "x[t] = sum_j weights[t, j] * rows[inverse[t, j]]");

@@ -60,16 +60,16 @@ void dispatch(DType dtype, int64_t dim, const void* a, const void* b, Launch&& l
 }  // namespace
 
 void gather_rows_cuda(const GatherShape& shape, DType dtype, const void* x, const void* w,
-                      const int64_t* order, void* rows, void* stream) {
-  if (shape.rows == 0 || shape.dim == 0) return;
+                      const int64_t* inverse, void* rows, void* stream) {
+  if (shape.tokens == 0 || shape.dim == 0) return;
   dispatch(dtype, shape.dim, x, rows, [&](auto packing) {
     using P = decltype(packing);
     const int64_t packs = shape.dim / P::kWidth;
-    const RowThreads threads = row_threads(shape.rows, packs, "gather_rows");
+    const RowThreads threads = row_threads(shape.tokens, packs, "gather_rows");
     gather_rows_kernel<typename P::Element, typename P::Sum, P::kWidth>
         <<<threads.blocks, kRowThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-            threads.bits, shape.rows, shape.k, packs, static_cast<const typename P::Pack*>(x),
-            static_cast<const typename P::Sum*>(w), order, static_cast<typename P::Pack*>(rows));
+            threads.bits, shape.tokens, shape.k, packs, static_cast<const typename P::Pack*>(x),
+            static_cast<const typename P::Sum*>(w), inverse, static_cast<typename P::Pack*>(rows));
   });
   check_cuda(cudaGetLastError(), "gather_rows");
 }

@@ -31,6 +31,12 @@ GroupArrays arrays_in(void* workspace, int64_t groups) {
           words + 5 * groups};
 }
 
+unsigned run_blocks(int64_t runs) {
+  const int64_t blocks = (runs + kRowThreads - 1) / kRowThreads;
+  if (blocks > INT32_MAX) throw std::runtime_error("grouped_ffn: too many rows for one launch");
+  return static_cast<unsigned>(blocks);
+}
+
 int attribute(cudaDeviceAttr which) {
   int device = 0, value = 0;
   check_cuda(cudaGetDevice(&device), "grouped_ffn: device");
@@ -61,10 +67,9 @@ void product(ProductKind kind, DType dtype, const FfnShape& shape, int64_t depth
 template <typename T>
 void forward(const FfnShape& s, DType dtype, const FfnArrays& a, cudaStream_t stream) {
   product<T>(ProductKind::kRows, dtype, s, s.dim, s.inner(), a, a.rows, a.w1, a.pre, stream);
-  const RowThreads threads = row_threads(s.rows, s.hidden / kRun<T>, "grouped_ffn");
-  ffn_activate_kernel<T><<<threads.blocks, kRowThreads, 0, stream>>>(
-      threads.bits, s.rows, s.hidden, s.activation, static_cast<const T*>(a.pre),
-      static_cast<T*>(a.act));
+  const int64_t runs = s.rows * s.hidden / kRun<T>;
+  ffn_activate_kernel<T><<<run_blocks(runs), kRowThreads, 0, stream>>>(
+      runs, s.hidden, s.activation, static_cast<const T*>(a.pre), static_cast<T*>(a.act));
   product<T>(ProductKind::kRows, dtype, s, s.hidden, s.dim, a, a.act, a.w2, a.out, stream);
 }
 
@@ -72,10 +77,10 @@ template <typename T>
 void backward(const FfnShape& s, DType dtype, const FfnArrays& a, const FfnGradients& g,
               cudaStream_t stream) {
   product<T>(ProductKind::kTransposed, dtype, s, s.dim, s.hidden, a, g.out, a.w2, a.act, stream);
-  const RowThreads threads = row_threads(s.rows, s.hidden / kRun<T>, "grouped_ffn_backward");
-  ffn_slope_kernel<T><<<threads.blocks, kRowThreads, 0, stream>>>(
-      threads.bits, s.rows, s.hidden, s.activation, static_cast<const T*>(a.pre),
-      static_cast<T*>(a.act), static_cast<T*>(g.pre));
+  const int64_t runs = s.rows * s.hidden / kRun<T>;
+  ffn_slope_kernel<T><<<run_blocks(runs), kRowThreads, 0, stream>>>(
+      runs, s.hidden, s.activation, static_cast<const T*>(a.pre), static_cast<T*>(a.act),
+      static_cast<T*>(g.pre));
   if (g.rows != nullptr) {
     product<T>(ProductKind::kTransposed, dtype, s, s.inner(), s.dim, a, g.pre, a.w1, g.rows,
                stream);

@@ -63,3 +63,24 @@ def test_this_gpu() -> None:
     major, minor = torch.cuda.get_device_capability()
     tensor = torch.empty(2, device="cuda")
     assert native_for(tensor) == (0 < _ops.cuda_capability <= 10 * major + minor)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "own", "backend"),
+    [
+        (A100, True, "native"),
+        (H100, True, "native"),
+        (H100, False, "grouped_mm"),
+        (B200, True, "grouped_mm"),
+    ],
+)
+def test_products_of_hopper_are_our_own_where_they_were_built(
+    gpu: tuple[int, int], own: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native._ops, "cuda_capability", 80)
+    monkeypatch.setattr(native._ops, "products_sm90", own)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu)
+    with FakeTensorMode():
+        rows = torch.empty(2, 8, device="cuda", dtype=torch.bfloat16)
+        weights = torch.empty(1, 8, 8, device="cuda", dtype=torch.bfloat16)
+    assert backend_for(rows, weights, weights) == backend

@@ -7,9 +7,9 @@ Shape suffixes: T tokens, D width, E experts, K choices.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workers import ops
 from workers.moe.group import ExpertGroup
 from workers.ops import Routing
 
@@ -65,13 +65,11 @@ class Gate(nn.Module):
 
     def forward(self, x_TD: Tensor, balance_weight: float) -> Decision:
         """Decides for tokens [T, D]; its balance loss is multiplied by `balance_weight`."""
-        # At least float32, also under autocast: rounding would reorder close experts.
-        dtype = torch.promote_types(x_TD.dtype, torch.float32)
         with torch.autocast(x_TD.device.type, enabled=False):
-            return self.decide(x_TD.to(dtype), balance_weight)
+            return self.decide(x_TD, balance_weight)
 
     def decide(self, x_TD: Tensor, balance_weight: float) -> Decision:
-        """The rule, for tokens in float32 or float64; autocast is off."""
+        """The rule, for tokens of any floating type; autocast is off, and `logits` are wider."""
         raise NotImplementedError(f"{type(self).__name__}: expected a decide method")
 
     def limit(self, routing: Routing, capacity: int) -> Routing:
@@ -79,17 +77,16 @@ class Gate(nn.Module):
         return routing.limited(capacity)
 
     def logits(self, x_TD: Tensor) -> Tensor:
-        """[T, E] of tokens [T, D]."""
-        return F.linear(x_TD, self.weight.to(x_TD.dtype))
+        """[T, E] of tokens [T, D], in float32 at least: rounding would reorder close experts."""
+        return ops.router_logits(x_TD, self.weight)
 
     def guess(self, x_TD: Tensor) -> Tensor:
         """[T, E], the higher the likelier that tokens which are like these will go to an expert.
 
         By the linear map alone: it draws nothing, and nothing follows of it but what is read ahead.
         """
-        dtype = torch.promote_types(x_TD.dtype, torch.float32)
         with torch.autocast(x_TD.device.type, enabled=False):
-            return F.linear(x_TD.to(dtype), self.weight.to(dtype)).softmax(dim=1)
+            return ops.router_logits(x_TD, self.weight).softmax(dim=1)
 
     def generator(self, device: torch.device) -> torch.Generator | None:
         """What to draw the next numbers from: its own, by `seed`, or None for torch's.

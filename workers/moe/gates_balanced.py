@@ -40,7 +40,7 @@ class NoisyTopK(Gate):
         """The rule."""
         logits_TE = noisy_TE = self.logits(x_TD)
         if self.training:
-            std_TE = F.softplus(F.linear(x_TD, self.noise.to(x_TD.dtype))) + _NOISE_FLOOR
+            std_TE = F.softplus(ops.router_logits(x_TD, self.noise)) + _NOISE_FLOOR
             normal_TE = torch.empty_like(std_TE)
             normal_TE.normal_(generator=self.generator(x_TD.device))
             noisy_TE = logits_TE + std_TE * normal_TE

@@ -116,6 +116,7 @@ class Switch(TopK):
     def logits(self, x_TD: Tensor) -> Tensor:
         """[T, E] of tokens [T, D], jittered in training."""
         if self.training and self.jitter:
+            x_TD = x_TD.to(torch.promote_types(x_TD.dtype, torch.float32))
             factor = torch.empty_like(x_TD)
             generator = self.generator(x_TD.device)
             x_TD = x_TD * factor.uniform_(1 - self.jitter, 1 + self.jitter, generator=generator)

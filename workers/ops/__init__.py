@@ -6,6 +6,7 @@ from workers.ops.grouped_ffn import FfnAt, grouped_ffn, grouped_ffn_at
 from workers.ops.native import native_for
 from workers.ops.quantize import dequantize_rows, quantize_rows
 from workers.ops.route import Routing, group, route
+from workers.ops.router import router_logits
 
 __all__ = [
     "FfnAt",
@@ -21,4 +22,5 @@ __all__ = [
     "native_for",
     "quantize_rows",
     "route",
+    "router_logits",
 ]

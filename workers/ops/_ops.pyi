@@ -18,7 +18,14 @@ def route(
     threads: int = 1,
 ) -> None: ...
 def gather_rows(
-    x: Tensor, weights: Tensor | None, order: Tensor, k: int, rows: Tensor, stream: int = 0, threads: int = 1
+    x: Tensor,
+    weights: Tensor | None,
+    order: Tensor,
+    k: int,
+    rows: Tensor,
+    stream: int = 0,
+    threads: int = 1,
+    inverse: Tensor | None = None,
 ) -> None: ...
 def gather_sum(
     rows: Tensor, weights: Tensor | None, inverse: Tensor, k: int, x: Tensor, stream: int = 0, threads: int = 1

@@ -64,6 +64,7 @@ def _gather_rows(
             rows,
             stream(x),
             torch.get_num_threads(),
+            native(inverse),
         )
     return rows
 

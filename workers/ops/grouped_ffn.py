@@ -5,9 +5,10 @@ Shape suffixes: R rows in group order, D width, H hidden width, E groups.
 Three ways to the same result; `HETERPS_GROUPED_FFN` names one, else `backend_for` chooses:
     native: the kernels of `cuda/`. CPU: own blocked products, in parallel over blocks of rows.
         CUDA: tensor cores for float16 and bfloat16, plain arithmetic for float32 and float64.
-    grouped_mm: torch's grouped matrix product, for bfloat16 on CUDA devices from Hopper on.
+    grouped_mm: torch's grouped matrix product, for bfloat16 on CUDA devices from Hopper on where
+        `_ops` has no products for them. Its products are CUTLASS's, as ours on Hopper are, but the
+        activation between them takes several of torch's operators.
     loop: a torch product for each group; on a CUDA device this waits for the offsets.
-Of the CUDA ways none has been measured yet; CUTLASS is behind grouped_mm, so it comes first.
 """
 # ruff: noqa: N803, N806 (shape suffixes are capital letters)
 
@@ -70,7 +71,9 @@ def backend_for(rows: Tensor, w1: Tensor, w2: Tensor) -> str:
         return wanted
     if rows.is_cuda and rows.dtype == torch.bfloat16 and _grouped_mm() is not None:
         aligned = all(size % 8 == 0 for size in (*w1.shape[1:], *w2.shape[1:]))
-        if aligned and torch.cuda.get_device_capability(rows.device) >= (9, 0):
+        capability = torch.cuda.get_device_capability(rows.device)
+        own = capability == (9, 0) and _ops.products_sm90
+        if aligned and capability >= (9, 0) and not own:
             return "grouped_mm"
     return "native" if native_for(rows) else "loop"
 

@@ -15,24 +15,28 @@ struct alignas(sizeof(T) * N) Pack {
   T values[N];
 };
 
-// 2^bits threads for each row of the output.
+// 2^bits threads for each token, which write its k rows: by rows of the output a token would be
+// read k times, as far apart as experts are, and from memory each time.
 template <typename T, typename A, int N>
-__global__ void gather_rows_kernel(int bits, int64_t rows, int64_t k, int64_t packs,
+__global__ void gather_rows_kernel(int bits, int64_t tokens, int64_t k, int64_t packs,
                                    const Pack<T, N>* __restrict__ x, const A* __restrict__ w,
-                                   const int64_t* __restrict__ order,
-                                   Pack<T, N>* __restrict__ out) {
-  const int64_t row = row_of_thread(bits);
-  if (row >= rows) return;
-  const int64_t pair = order[row], from = quotient(pair, k) * packs;
-  const A scale = w == nullptr ? A{1} : w[pair];
+                                   const int64_t* __restrict__ inverse,
+                                   Pack<T, N>* __restrict__ rows) {
+  const int64_t token = row_of_thread(bits);
+  if (token >= tokens) return;
   for (int64_t i = thread_of_row(bits); i < packs; i += int64_t{1} << bits) {
-    Pack<T, N> pack = x[from + i];
-    if (w != nullptr) {
-      for (int n = 0; n < N; ++n) {
-        pack.values[n] = static_cast<T>(scale * static_cast<A>(pack.values[n]));
+    const Pack<T, N> pack = x[token * packs + i];
+    for (int64_t pair = token * k; pair < (token + 1) * k; ++pair) {
+      const int64_t position = inverse[pair];
+      if (position < 0) continue;
+      Pack<T, N> scaled = pack;
+      if (w != nullptr) {
+        for (int n = 0; n < N; ++n) {
+          scaled.values[n] = static_cast<T>(w[pair] * static_cast<A>(pack.values[n]));
+        }
       }
+      rows[position * packs + i] = scaled;
     }
-    out[row * packs + i] = pack;
   }
 }
 

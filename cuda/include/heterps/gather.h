@@ -30,9 +30,10 @@ void gather_sum_cpu(const GatherShape& shape, DType dtype, const void* rows, con
 void gather_dot_cpu(const GatherShape& shape, DType dtype, const void* x, const void* rows,
                     const int64_t* inverse, void* w, int threads);
 
-// Enqueue on `stream` (a cudaStream_t); do not synchronise, do not check indices.
+// Enqueue on `stream` (a cudaStream_t); do not synchronise, do not check indices. The rows of
+// gather_rows are found by the inverse of `order`, which has each of them once.
 void gather_rows_cuda(const GatherShape& shape, DType dtype, const void* x, const void* w,
-                      const int64_t* order, void* rows, void* stream);
+                      const int64_t* inverse, void* rows, void* stream);
 void gather_sum_cuda(const GatherShape& shape, DType dtype, const void* rows, const void* w,
                      const int64_t* inverse, void* x, void* stream);
 void gather_dot_cuda(const GatherShape& shape, DType dtype, const void* x, const void* rows,

@@ -87,7 +87,7 @@ FAULTS = {
     # Ends and bounds.
     "a pair too many": Fault("route", ROUTE, "pair < pairs", "pair <= pairs"),
     "a token too few": Fault("route", ROUTE, "token >= tokens", "token >= tokens - 1"),
-    "a row too many": Fault("gather", GATHER, "row >= rows", "row > rows"),
+    "a row too many": Fault("gather", GATHER, "token >= tokens", "token > tokens"),
     "packs beyond the row": Fault("gather", GATHER, "i < packs;", "i <= packs;"),
     "threads that have half of a row": Fault(
         "gather", ROWS, "threadIdx.x & ((1u << bits) - 1)", "threadIdx.x & (1u << bits >> 1)"
@@ -145,7 +145,7 @@ FAULTS = {
     "pitches of the other layout": Fault(
         "grouped_ffn", PRODUCT, "? depth : width;", "? width : width;"
     ),
-    "a step that is a run short": Fault("grouped_ffn", STEPS, "h < hidden;", "h < hidden - N;"),
+    "a step that is a run short": Fault("grouped_ffn", STEPS, "run >= runs", "run >= runs - 1"),
     "a gradient that is read too late": Fault(
         "grouped_ffn", STEPS, "load_run(grad, act", "load_run(grad, pre"
     ),

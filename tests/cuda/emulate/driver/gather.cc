@@ -1,5 +1,7 @@
 #include "heterps/gather.h"
 
+#include <numeric>
+
 #include "check.h"
 
 namespace heterps {
@@ -16,15 +18,20 @@ void fuzz_gather() {
     if (x.size() > 0) x[below(x.size())] = static_cast<T>(NAN);
     const auto weights = normal<S>(tokens * k);
     const S* w = maybe(2) ? nullptr : weights.data();
-    const auto order = rows > 0 ? indices(rows, tokens * k) : Array<int64_t>(0);
+    Array<int64_t> kept(tokens * k), order(rows), place(tokens * k);  // pairs without repetition
+    std::iota(kept.begin(), kept.end(), 0);
+    std::shuffle(kept.begin(), kept.end(), chance);
+    std::copy_n(kept.begin(), rows, order.begin());
+    std::fill(place.begin(), place.end(), -1);
+    for (int64_t p = 0; p < rows; ++p) place[order[p]] = p;
     auto inverse = rows > 0 ? indices(tokens * k, rows) : Array<int64_t>(0);
     for (int64_t& position : inverse) position = maybe(4) ? -1 : position;  // dropped
 
     Array<T> out(rows * dim, below(2)), out_cpu(rows * dim);
     gather_rows_cpu(shape, dtype, x.data(), w, order.data(), out_cpu.data(), 1);
     enqueued(
-        [&] { gather_rows_cuda(shape, dtype, x.data(), w, order.data(), out.data(), nullptr); }, x,
-        weights, order);
+        [&] { gather_rows_cuda(shape, dtype, x.data(), w, place.data(), out.data(), nullptr); }, x,
+        weights, place);
     same(out, out_cpu, 0, "gather_rows");
 
     Array<T> sum(tokens * dim, below(2)), sum_cpu(tokens * dim);
