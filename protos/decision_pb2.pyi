@@ -199,6 +199,26 @@ Global___LinearRoute: _TypeAlias = LinearRoute  # noqa: Y015
 class Workload(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ThreadsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     REFERENCE_BATCH_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
@@ -215,6 +235,7 @@ class Workload(_message.Message):
     LOCKSTEP_FIELD_NUMBER: _builtins.int
     HANDLING_S_FIELD_NUMBER: _builtins.int
     LINEAR_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     reference_batch: _builtins.int
     samples: _builtins.float
@@ -245,6 +266,10 @@ class Workload(_message.Message):
     def linear(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinearRoute]:
         """of layers that are large enough to be measured; others: torch"""
 
+    @_builtins.property
+    def threads(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by type, of the worker that the costs are of; absent: one"""
+
     def __init__(
         self,
         *,
@@ -264,10 +289,11 @@ class Workload(_message.Message):
         lockstep: _builtins.bool = ...,
         handling_s: _builtins.float = ...,
         linear: _abc.Iterable[Global___LinearRoute] | None = ...,
+        threads: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "batch", b"batch", "crossing_s", b"crossing_s", "data_bytes", b"data_bytes", "handling_s", b"handling_s", "layers", b"layers", "linear", b"linear", "lockstep", b"lockstep", "micro_batches", b"micro_batches", "name", b"name", "overhead", b"overhead", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples", "staleness", b"staleness", "whole_batch", b"whole_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "batch", b"batch", "crossing_s", b"crossing_s", "data_bytes", b"data_bytes", "handling_s", b"handling_s", "layers", b"layers", "linear", b"linear", "lockstep", b"lockstep", "micro_batches", b"micro_batches", "name", b"name", "overhead", b"overhead", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples", "staleness", b"staleness", "threads", b"threads", "whole_batch", b"whole_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015
@@ -292,6 +318,7 @@ class ResourceType(_message.Message):
     UNITS_PER_HOST_FIELD_NUMBER: _builtins.int
     HOST_BANDWIDTH_BYTES_S_FIELD_NUMBER: _builtins.int
     RESTART_S_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     price_per_hour: _builtins.float
     limit: _builtins.int
@@ -313,6 +340,8 @@ class ResourceType(_message.Message):
     """between hosts; 0: as within one"""
     restart_s: _builtins.float
     """as recovery_s, of the only unit of its stage; 0: no more than that"""
+    threads: _builtins.int
+    """cores of a unit, which its worker computes on; 0: one"""
     def __init__(
         self,
         *,
@@ -329,10 +358,11 @@ class ResourceType(_message.Message):
         units_per_host: _builtins.int = ...,
         host_bandwidth_bytes_s: _builtins.float = ...,
         restart_s: _builtins.float = ...,
+        threads: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "host_bandwidth_bytes_s", b"host_bandwidth_bytes_s", "interruptions_per_hour", b"interruptions_per_hour", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "price_per_hour", b"price_per_hour", "recovery_s", b"recovery_s", "restart_s", b"restart_s", "units_per_host", b"units_per_host"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "host_bandwidth_bytes_s", b"host_bandwidth_bytes_s", "interruptions_per_hour", b"interruptions_per_hour", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "price_per_hour", b"price_per_hour", "recovery_s", b"recovery_s", "restart_s", b"restart_s", "threads", b"threads", "units_per_host", b"units_per_host"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -370,6 +400,7 @@ class PlanStage(_message.Message):
     TRANSFER_S_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     BOTTLENECK_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
     first: _builtins.int
     last: _builtins.int
     """inclusive"""
@@ -381,6 +412,8 @@ class PlanStage(_message.Message):
     """DT"""
     memory_bytes: _builtins.float
     bottleneck: _builtins.bool
+    threads: _builtins.int
+    """of each of its workers; 0: one"""
     def __init__(
         self,
         *,
@@ -392,10 +425,11 @@ class PlanStage(_message.Message):
         transfer_s: _builtins.float = ...,
         memory_bytes: _builtins.float = ...,
         bottleneck: _builtins.bool = ...,
+        threads: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bottleneck", b"bottleneck", "compute_s", b"compute_s", "first", b"first", "last", b"last", "memory_bytes", b"memory_bytes", "transfer_s", b"transfer_s", "type", b"type", "units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bottleneck", b"bottleneck", "compute_s", b"compute_s", "first", b"first", "last", b"last", "memory_bytes", b"memory_bytes", "threads", b"threads", "transfer_s", b"transfer_s", "type", b"type", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

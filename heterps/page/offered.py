@@ -48,7 +48,8 @@ def offered(
 
 
 def _marks(kind: "ResourceType") -> str:
-    marks = ["emulated here"] if kind.emulated else []
+    marks = [f"{kind.threads} threads a unit"] if kind.threads > 1 else []
+    marks += ["emulated here"] if kind.emulated else []
     if kind.interruptions_per_hour:
         marks.append(
             f"spot: {kind.interruptions_per_hour:g} interruptions an hour, "

@@ -7,6 +7,7 @@ from heterps.html.palette import Palette
 from heterps.html.parts import bars, table
 from heterps.view import decision as view
 from heterps.view.figures import per_sample_in, size
+from heterps.view.plan import units_of
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -36,7 +37,7 @@ def stages(decision: "Decision", palette: Palette) -> Markup:
         rows.append(
             (
                 join(tag("b", str(row.number)), " ", row.layers),
-                palette.chip(stage.type, f"{stage.units:,} × {stage.type}"),
+                palette.chip(stage.type, f"{units_of(stage)} × {stage.type}"),
                 drawn,
                 times(stage.compute_s),
                 times(stage.transfer_s),

@@ -19,7 +19,7 @@ from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
 from protos.scheduler_pb2 import END_INVALID_JOB
 
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ def _run(
             *("--bytes-per-s", str(settings.bytes_per_s)),
         )
         # What it writes for the measurement lies here, too, and goes even where it is killed.
-        environment = {**_ONE_THREAD, "TMPDIR": folder}
+        threads = {one.name: one.threads or 1 for one in request.resources.types}
+        environment = {**dict.fromkeys(_LIBRARIES, str(threads[kind])), "TMPDIR": folder}
         code, tail = child.follow("profile", argv, on_line, environment)
         if code != 0 or not result.exists():
             raise HeterpsError(_problem(code, tail))

@@ -30,8 +30,10 @@ def present_types(
     """
     wanted = [kind for kind in offered if kind.name not in emulated]
     processors = [kind for kind in wanted if is_cpu(kind)]
-    # One pool of cores: of several CPU types only the first is here.
-    found = {processors[0].name: units or cores()} if processors else {}
+    # One pool of cores: of several CPU types only the first that fits is here.
+    there = units or cores()
+    fitting = [(kind.name, there // (kind.threads or 1)) for kind in processors]
+    found = dict([one for one in fitting if one[1]][:1])
     accelerators = [kind for kind in wanted if not is_cpu(kind)]
     if accelerators and any(Path("/dev").glob("nvidia[0-9]*")):
         found |= _gpus(accelerators)

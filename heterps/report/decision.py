@@ -16,6 +16,7 @@ from heterps.view.plan import (
     marked_type,
     notes,
     rests_on_estimates,
+    units_of,
 )
 from heterps.view.table import Column
 
@@ -69,7 +70,7 @@ def plan_table(decision: "Decision") -> Table:
             str(row.number),
             row.layers,
             marked_type(decision, stage.type, range(stage.first, stage.last + 1)),
-            f"{stage.units:,}",
+            units_of(stage),
             per_sample(stage.compute_s),
             per_sample(stage.transfer_s),
             size(stage.memory_bytes),

@@ -32,6 +32,12 @@ def layers_text(decision: "Decision", first: int, last: int) -> str:
     return ", ".join(names)
 
 
+def units_of(stage: "PlanStage") -> str:
+    """How many units a stage has, and of how many threads where each has several."""
+    several = f" ({stage.threads} threads each)" if stage.threads > 1 else ""
+    return f"{stage.units:,}{several}"
+
+
 def units_text(stages: "Sequence[PlanStage]") -> str:
     """Stages in short: `8×cpu 2×v100`; the number and the types of many."""
     if len(stages) > _MOST:

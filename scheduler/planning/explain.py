@@ -63,7 +63,7 @@ def reasons(
         units = units_text(decision.plan.ps_units, workload.ps_type)
         lines.append(
             f"The parameter server needs {units} at this throughput "
-            f"({time_text(workload.ps_core_s)} of one a sample)."
+            f"({time_text(model.ps_unit_s)} of one a sample)."
         )
     lines.append(_provenance(decision, workload))
     if decision.feasible:

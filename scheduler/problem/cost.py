@@ -8,8 +8,8 @@ With k units its times per sample are
 and ET = max(CT, DT). Each of CT and DT has the form serial + parallel / k, and that is how they
 are held here. What passes at the end of a step while nothing is busy, delay_s, is part of no ET,
 only of a step's simulated time. Throughput is the least 1 / ET; the parameter server adds
-ceil(throughput * ps_core_s) units of its type. Interruptions make all of it take longer (see
-`scheduler.problem.interruptions`).
+ceil(throughput * ps_core_s / C) units of its type, of C cores each. Interruptions make all of it
+take longer (see `scheduler.problem.interruptions`).
 """
 
 import math
@@ -51,6 +51,7 @@ class PlanStage:
     transfer_s: float
     memory_bytes: float
     bottleneck: bool
+    threads: int = field(default=0, metadata=OPTIONAL)  # of each of its workers; 0: one
 
     DERIVED: ClassVar = ("slack", "error")  # a decision tells them of each of its stages
 
@@ -150,8 +151,8 @@ class CostModel:
         busy_s = 2 * workload.handling_s if on_cores.all() else 0.0
         self.way_s = max(0.0, workload.crossing_s - busy_s)
         self.steps = steps or Steps.of(workload)
-        self.ps_core_s = workload.ps_core_s
         self.ps_type = self.types.index(workload.ps_type) if workload.ps_type else 0
+        self.ps_unit_s = workload.ps_core_s / resources.types[self.ps_type].cores
 
         shape = (self.num_layers, self.num_types)
         self.allowed = np.zeros(shape, dtype=bool)
@@ -283,7 +284,7 @@ class CostModel:
             self.limit.astype(np.float64),
             self.capacity,
             self.samples,
-            self.ps_core_s * slow,
+            self.ps_unit_s * slow,
             self.ps_type,
             self.search_cap,
             self.steps.batch,
@@ -375,7 +376,7 @@ class CostModel:
 
     def ps_units(self, throughput: Floats) -> Floats:
         """Return the parameter server's units at `throughput`."""
-        return np.ceil(throughput * self.ps_core_s)
+        return np.ceil(throughput * self.ps_unit_s)
 
     def why_impossible(self, assignment: Sequence[int], runs: Sequence[Run]) -> str:
         """Say why no number of units makes `assignment` run, or return nothing."""
@@ -482,6 +483,7 @@ class CostModel:
                 run.transfer_s(number),
                 run.memory_bytes,
                 bottleneck=spent == max(busy),
+                threads=self.resources.types[run.type].threads,
             )
             for run, number, spent in zip(runs, units, busy, strict=True)
         )

@@ -144,7 +144,7 @@ def _parts(kind: Any) -> tuple[_Part, ...]:
             types[one.name],
             bool(one.metadata.get("flat")),
             bool(one.metadata.get("optional")),
-            one.default if one.default_factory is MISSING else one.default_factory,
+            one.default if one.default_factory is MISSING else one.default_factory(),
         )
         for one in fields(kind)
         if one.compare

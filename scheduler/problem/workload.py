@@ -13,6 +13,7 @@ from scheduler.problem.mapper import OPTIONAL, of_message, to_fields, to_json
 
 # Numbers of units are exact in every representation up to here, and beyond what can be rented.
 MAX_LIMIT = 1_000_000
+MAX_THREADS = 1024
 # Of the updates that a step may lack: as many versions of the weights are kept, and one more.
 MAX_STALENESS = 1_000
 
@@ -95,6 +96,7 @@ class Workload:
     dataset. With `whole_batch` the loss is one of whole batches: no backward of a step begins
     before all of its forwards are done. With `lockstep` workers share out experts: so it is in each
     stage but the last. `linear` is no cost: what the costs of dense layers were measured with.
+    `threads` are those of the worker that the costs on a type are of; one where it is not named.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Workload:
     whole_batch: bool = field(default=False, metadata=OPTIONAL)
     lockstep: bool = field(default=False, metadata=OPTIONAL)
     linear: tuple[LinearRoute, ...] = field(default=(), metadata=OPTIONAL)
+    threads: Mapping[str, int] = field(default_factory=dict, metadata=OPTIONAL)
     source: str = field(default="", compare=False)
 
     @classmethod
@@ -164,6 +167,7 @@ class Workload:
                 _parse_route(item, f"linear[{index}]", source)
                 for index, item in enumerate(fields.items("linear", least=0))
             ),
+            threads=_parse_threads(value, source),
             source=source,
         )
 
@@ -189,7 +193,8 @@ class ResourceType:
     job wait `recovery_s` seconds, and `restart_s` where it was the only one of its stage, the steps
     since the last cut included that are done again; 0: as where there are others. `units_per_host`
     units are on a host, all of them where it is 0, and `host_bandwidth_bytes_s` bytes a second pass
-    between two hosts; 0 where that costs no more than within one.
+    between two hosts; 0 where that costs no more than within one. A unit of a CPU is `threads`
+    cores, on which one worker computes; 0 is one. Price and memory are the unit's.
     """
 
     name: str
@@ -205,6 +210,7 @@ class ResourceType:
     units_per_host: int = field(default=0, metadata=OPTIONAL)
     host_bandwidth_bytes_s: float = field(default=0.0, metadata=OPTIONAL)
     restart_s: float = field(default=0.0, metadata=OPTIONAL)
+    threads: int = field(default=0, metadata=OPTIONAL)
 
     @property
     def alone_s(self) -> float:
@@ -218,8 +224,13 @@ class ResourceType:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the unit is a CPU core: by `device`, else by the name."""
+        """Whether a unit is of CPU cores: by `device`, else by the name."""
         return (self.device or self.name).lower().startswith("cpu")
+
+    @property
+    def cores(self) -> int:
+        """Cores of a unit, where it is of such."""
+        return self.threads or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,12 +321,20 @@ def _parse_route(value: object, path: str, source: str) -> LinearRoute:
     )
 
 
+def _parse_threads(value: object, source: str) -> Mapping[str, int]:
+    given = value.get("threads", {}) if isinstance(value, Mapping) else {}
+    if not isinstance(given, Mapping):
+        raise InputError(source, "threads", f"{given!r}: expected a mapping of types to threads")
+    fields = Fields(given, "threads", source, list(given))
+    return {name: fields.integer(name, 1, MAX_THREADS) for name in given}
+
+
 def _parse_type(value: object, path: str, source: str) -> ResourceType:
     fields = Fields(value, path, source, tuple(ResourceType.__slots__))
     device = fields.text("device", default="", allow_empty=True)
     if device not in ("", "cpu", "cuda"):
         raise fields.error("device", "cpu or cuda")
-    return ResourceType(
+    found = ResourceType(
         name=fields.text("name"),
         price_per_hour=fields.number("price_per_hour"),
         limit=fields.integer("limit", 1, MAX_LIMIT),
@@ -329,7 +348,11 @@ def _parse_type(value: object, path: str, source: str) -> ResourceType:
         units_per_host=fields.integer("units_per_host", 0, MAX_LIMIT, default=0),
         host_bandwidth_bytes_s=fields.number("host_bandwidth_bytes_s", default=0.0),
         restart_s=fields.number("restart_s", default=0.0),
+        threads=fields.integer("threads", 0, MAX_THREADS, default=0),
     )
+    if found.cores > 1 and not found.is_cpu:
+        raise fields.error("threads", "1 of a type that is no CPU; of a CPU say device: cpu")
+    return found
 
 
 def check_together(workload: Workload, resources: Resources) -> None:
@@ -352,6 +375,15 @@ def check_together(workload: Workload, resources: Resources) -> None:
             if name not in names:
                 problem = f"{name!r}: expected a type of {where}{near_or_all(name, names)}"
                 raise InputError(workload.source, f"layers[{index}].cost", problem)
+    for kind in resources.types:
+        told = workload.threads.get(kind.name, 1)
+        if told != kind.cores and any(kind.name in layer.cost for layer in workload.layers):
+            raise InputError(
+                workload.source,
+                f"threads.{kind.name}",
+                f"the costs are of a worker with {told}: expected {kind.cores}, as {where} says; "
+                "a type's times change with its threads",
+            )
     least = [
         min(cost.compute_s + cost.sync_s for cost in layer.cost.values())
         for layer in workload.layers

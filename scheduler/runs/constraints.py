@@ -144,23 +144,31 @@ def may_depend_on_model(decision: Decision, job: JobSpec) -> bool:
 
 
 def shared_cores(decision: Decision, nodes: Sequence[NodeStatus]) -> list[str]:
-    """A sentence for each host that declares more units than it has cores, of types in the plan."""
+    """A sentence for each host whose units are of more cores than it has, of types in the plan."""
     used = {stage.type for stage in decision.stages}
     if decision.ps_units:
         used.add(decision.workload.ps_type)
     units: Counter[str] = Counter()
+    wanted: Counter[str] = Counter()
     cores: dict[str, int] = {}
+    threads = {kind.name: kind.threads or 1 for kind in decision.resources.types}
     for node in nodes:
         if node.cores and node.type in used:
             units[host_of(node)] += node.units
+            wanted[host_of(node)] += node.units * threads.get(node.type, 1)
             cores[host_of(node)] = node.cores
     return [
-        f"Host {host} declares {_times(units[host], 'unit')} on {_times(cores[host], 'core')}: "
-        "where they compute at the same time they take turns, and the plan runs slower than "
-        "predicted."
+        f"Host {host} declares {_times(units[host], 'unit')}{_threads(units[host], wanted[host])} "
+        f"on {_times(cores[host], 'core')}: where they compute at the same time they take turns, "
+        "and the plan runs slower than predicted."
         for host in sorted(units)
-        if units[host] > cores[host]
+        if wanted[host] > cores[host]
     ]
+
+
+def _threads(units: int, cores: int) -> str:
+    """Of how many threads units are, where some have several."""
+    return f" of {_times(cores, 'thread')}" if cores > units else ""
 
 
 def _fixed(micro_batches: int) -> str:

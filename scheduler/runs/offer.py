@@ -1,9 +1,9 @@
 """What a job can be planned on now: its types that have live nodes, and its layers' costs there."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from protos.decision_pb2 import Resources, ResourceType, Workload
@@ -33,16 +33,19 @@ class Offer:
     Attributes:
         absent: types that no live node has.
         unfit: types whose nodes do not compute in the job's precision.
+        small: types of which a node has fewer cores than its units are of, each with such a node
+            and what it would have to declare.
     """
 
     resources: Resources
     absent: tuple[str, ...]
     unfit: tuple[str, ...] = ()
+    small: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[str, ...]:
         """All that are not offered."""
-        return self.absent + self.unfit
+        return self.absent + self.unfit + tuple(self.small)
 
     @property
     def note(self) -> str:
@@ -54,6 +57,9 @@ class Offer:
         if self.unfit:
             names = ", ".join(self.unfit)
             said.append(f"not offered, because it does not compute in bf16: {names}")
+        if self.small:
+            found = ", ".join(f"{name} ({why})" for name, why in self.small.items())
+            said.append(f"not offered, because a node has too few cores: {found}")
         return "; ".join(said)
 
 
@@ -73,6 +79,7 @@ def make_offer(job: JobSpec, nodes: Sequence[NodeStatus]) -> Offer:
             f"job {job.name!r}: schedule.resources: lists no types; expected one or more"
         )
     types, absent, unfit = [], [], []
+    small: dict[str, str] = {}
     for kind in job.schedule.offered.types:
         having = [node for node in nodes if node.type == kind.name]
         units = sum(node.units for node in having)
@@ -82,6 +89,9 @@ def make_offer(job: JobSpec, nodes: Sequence[NodeStatus]) -> Offer:
         if job.train.precision == "bf16" and any(node.without_bf16 for node in having):
             unfit.append(kind.name)
             continue
+        if why := _too_small(kind, having):
+            small[kind.name] = why
+            continue
         entry = ResourceType()
         entry.CopyFrom(kind)
         entry.limit = min(kind.limit, units) if kind.limit else units
@@ -89,6 +99,8 @@ def make_offer(job: JobSpec, nodes: Sequence[NodeStatus]) -> Offer:
         entry.emulated = any(node.emulated for node in having)
         entry.units_per_host = _units_per_host(having)
         types.append(entry)
+    if not types and small:
+        raise OfferError(f"schedule.resources: {Offer(Resources(), (), (), small).note}")
     if not types and unfit:
         raise OfferError(
             f"train.precision: 'bf16', which {', '.join(unfit)} does not compute in; expected fp16 "
@@ -96,7 +108,28 @@ def make_offer(job: JobSpec, nodes: Sequence[NodeStatus]) -> Offer:
         )
     if not types:
         raise AbsentError(f"no node of a type of schedule.resources is alive: {', '.join(absent)}")
-    return Offer(Resources(types=types), tuple(absent), tuple(unfit))
+    return Offer(Resources(types=types), tuple(absent), tuple(unfit), small)
+
+
+def _too_small(kind: ResourceType, nodes: Sequence[NodeStatus]) -> str:
+    """A node whose units would be of more cores than it has; empty: there is none.
+
+    A node knows nothing of threads: of units of one core it may declare as many as it likes, and
+    does declare one a core. Taken for units of several, these would have it compute on several
+    times the cores that it has, and a plan promise as much.
+    """
+    if kind.threads < 2:
+        return ""
+    for node in nodes:
+        if not node.emulated and 0 < node.cores < node.units * kind.threads:
+            fitting = node.cores // kind.threads
+            return (
+                f"threads: {kind.threads}, and node {node.node_id} declares {node.units} such "
+                f"units on {node.cores} cores; expected --units {fitting} or fewer"
+                if fitting
+                else f"threads: {kind.threads}, and node {node.node_id} has {node.cores} cores"
+            )
+    return ""
 
 
 def _units_per_host(nodes: Sequence[NodeStatus]) -> int:
@@ -125,8 +158,10 @@ def offered(before: Workload, offer: Offer) -> Workload:
     workload = Workload()
     workload.CopyFrom(before)
     names = {kind.name for kind in offer.resources.types}
-    if workload.ps_type and workload.ps_type in offer.missing:
+    if workload.ps_type and workload.ps_type in offer.absent:
         raise AbsentError(f"ps_type: no node of type {workload.ps_type!r} is offered")
+    if workload.ps_type and workload.ps_type in offer.missing:
+        raise OfferError(f"ps_type: {workload.ps_type!r} is not offered; {offer.note}")
     for layer in workload.layers:
         for name in [name for name in layer.cost if name in offer.missing]:
             del layer.cost[name]
@@ -223,22 +258,43 @@ def profile(
 def merge(measured: Sequence[tuple[str, Workload]]) -> Workload:
     """Put workloads measured on different types together: each type's costs from its own node.
 
+    Types may be worth having at other micro-batches. All costs become those of the largest: there
+    no type takes longer for a sample than in the one that it was measured with. Of what steps take
+    besides layers the most counts.
+
     Raises:
         OfferError: the nodes saw different models.
     """
     base = Workload()
     base.CopyFrom(measured[0][1])
-    for kind, other in measured[1:]:
+    size = max(workload.reference_batch for _, workload in measured)
+    _resize(base, size)
+    base.overhead = max(workload.overhead for _, workload in measured)
+    for kind, found in measured[1:]:
         names = [layer.name for layer in base.layers]
-        if [layer.name for layer in other.layers] != names or (
-            other.reference_batch != base.reference_batch
-        ):
+        if [layer.name for layer in found.layers] != names or found.batch != base.batch:
             raise OfferError(
                 f"the node of type {kind!r} measured another model than the one of type "
                 f"{measured[0][0]!r}: are the job's files the same on both hosts?"
             )
+        other = Workload()
+        other.CopyFrom(found)
+        _resize(other, size)
         for layer, theirs in zip(base.layers, other.layers, strict=True):
             if kind in theirs.cost:
                 layer.cost[kind].CopyFrom(theirs.cost[kind])
         base.linear.extend(one for one in other.linear if one.type == kind)
+        base.threads.update(other.threads)
     return base
+
+
+def _resize(workload: Workload, samples: int) -> None:
+    """Have costs be of micro-batches of so many samples."""
+    times = samples / workload.reference_batch
+    for layer in workload.layers:
+        more = layer.activation_bytes * workload.reference_batch
+        for cost in layer.cost.values():
+            for name in ("compute_s", "sync_s", "transfer_s", "delay_s"):
+                setattr(cost, name, getattr(cost, name) * times)
+            cost.memory_bytes += more * (times - 1)
+    workload.reference_batch = samples

@@ -183,14 +183,20 @@ class Preparation:
     def _keep_routes(self, spec: JobSpec) -> None:
         """Have products run where they ran before, in this job or the one that it goes on from.
 
-        Else an attempt would have other sums, and its weights other bits.
+        Else an attempt would have other sums, and its weights other bits. Where a type has other
+        threads than it had, sums are others anyway, and what was measured with those is nothing.
         """
         store = self._context.store
+        threads = {kind.name: kind.threads or 1 for kind in spec.schedule.offered.types}
         for job_id in filter(None, (self._attempt.id.job_id, spec.train.resume.job_id)):
             before = self._attempt.persist(partial(store.decision, job_id))
             if before is not None and before.workload.linear:
                 del spec.train.routes[:]
-                spec.train.routes.extend(before.workload.linear)
+                spec.train.routes.extend(
+                    one
+                    for one in before.workload.linear
+                    if threads.get(one.type, one.threads or 1) == (one.threads or 1)
+                )
                 return
 
     def _profile(self, spec: JobSpec, offer: Offer) -> Workload:
@@ -265,7 +271,7 @@ class Preparation:
         Raises:
             JobError: it has no plan.
         """
-        if offer.unfit:
+        if offer.unfit or offer.small:
             notes.append(sentence(f"Types {offer.note}"))
         notes += shared_cores(decision, self._context.nodes.live(registry.NODE))
         decision.reasons.extend(notes)

@@ -110,7 +110,8 @@ def forecast(decision: Decision, seed: int = 0) -> Forecast | None:
     served = plain
     if decision.plan.ps_units and decision.workload.ps_core_s:
         per_part = decision.workload.ps_core_s * plain.batch / plain.micro_batches
-        rows = Rows(decision.plan.ps_units, serve_s=per_part, priced=True)
+        cores = decision.plan.ps_units * model.resources.types[model.ps_type].cores
+        rows = Rows(cores, serve_s=per_part, priced=True)
         served = replace(plain, rows=rows)
         tell("shards", "queues at the parameter servers", served)
     varied = replace(served, noise=NOISE)

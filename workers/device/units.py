@@ -24,12 +24,13 @@ def least_used(gpus: Sequence[str], used: Iterable[str]) -> str:
     return min(gpus, key=holders.count)
 
 
-def compute_environment() -> dict[str, str]:
+def compute_environment(threads: int = 1) -> dict[str, str]:
     """The environment of processes that compute.
 
-    A unit is one core: libraries must not take more. Large blocks of memory come in huge pages:
-    where a page costs much, as in virtual machines, a tensor of 48 MB otherwise takes longer to
-    get than to fill.
+    A unit is so many cores: libraries must not take more. Large blocks of memory come in huge
+    pages: where a page costs much, as in virtual machines, a tensor of 48 MB otherwise takes
+    longer to get than to fill.
     """
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return threads | {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _HUGE_PAGES)}
+    libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    cores = dict.fromkeys(libraries, str(threads))
+    return cores | {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _HUGE_PAGES)}

@@ -188,12 +188,14 @@ class NodeService(NodeServicer):
                 context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             told = ["--request", str(asked), "--result", str(result), "--type", self._base.type]
             told += ["--modules", str(modules)] if key else []
+            kinds = {kind.name: kind.threads for kind in request.resources.types}
             left = context.time_remaining()
             deadline = min(_PROFILE_TIMEOUT_S, left if left is not None else _PROFILE_TIMEOUT_S)
             try:
                 child = self._processes.helper(
                     *(request.job_id, request.attempt, token),
                     *("profile", "workers.profiling", told),
+                    threads=kinds.get(self._base.type, 0) or 1,
                 )
             except (LaunchError, OSError) as error:
                 context.abort(grpc.StatusCode.UNAVAILABLE, str(error))

@@ -161,6 +161,7 @@ class Processes:
         label: str,
         module: str,
         arguments: Sequence[str],
+        threads: int = 1,
     ) -> Child:
         """Start a process that only works for this node, such as the profiler's.
 
@@ -173,7 +174,7 @@ class Processes:
             job = self._job(job_id, attempt, token)
         self._prepare(job)
         log = BoundedLog(log_path(self._directory / job_id, label))
-        environment = compute_environment() | job.environment()
+        environment = compute_environment(threads) | job.environment()
         return self._fork(job, label, module, arguments, environment, log)
 
     def hand(self, job_id: str, attempt: int, folder: Path) -> None:
@@ -308,8 +309,11 @@ class Processes:
 
     def _started(self, job: Job, entry: Entry, bind: str, log: BoundedLog) -> Child:
         """The process itself: a worker is forked where that can be."""
-        environment = compute_environment() | job.environment() | self._own_gpu(entry)
-        if entry.request.role == STAGE:
+        request, threads = entry.request, 1
+        if request.role == STAGE and request.index < len(request.stages):
+            threads = request.stages[request.index].threads or 1
+        environment = compute_environment(threads) | job.environment() | self._own_gpu(entry)
+        if request.role == STAGE:
             arguments = self._worker_arguments(job, entry, bind)
             return self._fork(job, entry.label, "workers.stage", arguments, environment, log)
         return spawn(

@@ -5,6 +5,7 @@ that it announces. Usage: python -m workers.profiler_peers --request FILE --rank
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ class Peers(Closing):
                         f"profiler {rank}",
                         argv,
                         directory=directory,
-                        environment=compute_environment(),
+                        environment=compute_environment(torch.get_num_threads()),
                     )
                 )
         except BaseException:
@@ -218,7 +219,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     process.setup_logging(f"profiler {options.rank}")
     process.lifeline()
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     device = torch.device("cpu")
     if options.device == "cuda":
         device = torch.device("cuda", options.rank)

@@ -326,7 +326,8 @@ class Profiler:
 
     def _beside(self, handling_s: float) -> float:
         """What of handling a micro-batch real steps here had done on a core beside the worker's."""
-        together = self._job.train.staleness > 0 and len(os.sched_getaffinity(0)) > 1
+        spare = len(os.sched_getaffinity(0)) > torch.get_num_threads()
+        together = self._job.train.staleness > 0 and spare
         return handling_s if together and self._device.type == "cpu" else 0.0
 
     def _overhead(self, costs: list[LayerCost], step_s: float, handled_s: float) -> float:
@@ -494,6 +495,7 @@ class Profiler:
             whole_batch=job_loss(self._job).whole,
             lockstep=train.split_experts,
             linear=of_type(train.routes, self._here.name),
+            threads={t.name: t.threads for t in (self._here, *self._estimated) if t.threads > 1},
         )
 
 

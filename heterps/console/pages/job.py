@@ -17,7 +17,7 @@ from heterps.view.decision import types_of
 from heterps.view.failure import kept_model
 from heterps.view.figures import count, duration, money, percent, rate, size
 from heterps.view.metrics import metrics_by_split
-from heterps.view.plan import layers_text
+from heterps.view.plan import layers_text, units_of
 from heterps.view.table import Column
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _stages(decision: "Decision", history: History) -> Markup:
         expected = stage.compute_s / slowest if slowest else 0.0
         name = join(
             f"{number}: ",
-            palette.chip(stage.type, f"{stage.units} × {stage.type}"),
+            palette.chip(stage.type, f"{units_of(stage)} × {stage.type}"),
             tag("small", layers_text(decision, stage.first, stage.last), class_="id"),
         )
         if shares is None:

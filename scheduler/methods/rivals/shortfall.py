@@ -48,7 +48,7 @@ def shortfall(problem: Problem, rows: Assignments) -> Floats:
     units = np.clip(np.ceil(need), 1.0, limit)
     used = np.bincount(row * model.num_types + kind, units, count * model.num_types)
     used = used.reshape(count, model.num_types)
-    used[:, model.ps_type] += max(np.ceil(floor * model.ps_core_s), float(model.ps_core_s > 0))
+    used[:, model.ps_type] += max(np.ceil(floor * model.ps_unit_s), float(model.ps_unit_s > 0))
     with np.errstate(divide="ignore"):
         over = np.maximum(np.log(used / model.limit), 0.0).sum(axis=1)
         over += np.maximum(np.log(used @ model.price / model.search_cap), 0.0)

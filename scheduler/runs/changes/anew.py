@@ -68,6 +68,8 @@ def _add_costs(found: Decision, spec: JobSpec, there: Collection[str]) -> None:
         for name, cost in given[layer.name].cost.items():
             if name in there and name not in layer.cost:
                 layer.cost[name].CopyFrom(cost)
+                if threads := spec.schedule.given.threads.get(name):
+                    found.workload.threads[name] = threads
 
 
 def bounds_of(spec: JobSpec) -> "Bounds":

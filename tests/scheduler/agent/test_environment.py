@@ -25,7 +25,7 @@ def environment(problem: CostModel, floor: float) -> PlacementEnv:
 def ends(problem: CostModel, floor: float) -> set[tuple[int, ...]]:
     """Every assignment whose fewest units keep the floor within memory and limits."""
     found = set()
-    ps_units = np.ceil(floor * problem.ps_core_s)
+    ps_units = np.ceil(floor * problem.ps_unit_s)
     for assignment in product(range(problem.num_types), repeat=problem.num_layers):
         runs = problem.runs(assignment)
         if not all(problem.allowed[row, kind] for row, kind in enumerate(assignment)):

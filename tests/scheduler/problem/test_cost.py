@@ -5,6 +5,7 @@ import math
 import pytest
 
 from scheduler import InputError
+from scheduler import plan as plan_
 from tests.scheduler.instances import cost, model, resources, workload
 
 
@@ -49,6 +50,22 @@ def test_ps_cores_count_against_the_limit_of_their_type() -> None:
     over = problem.evaluate([0], [5])
     assert not over.feasible
     assert over.reason == "10 units of cpu, limit 8"
+
+
+def test_servers_have_all_cores_of_their_units() -> None:
+    work = workload({"cpu4": cost(1.0)}, ps_type="cpu4", ps_core_s=0.01, threads={"cpu4": 4})
+    offer = resources(cpu4=(0.16, 8))
+    offer["types"][0]["threads"] = 4
+    problem = model(work, offer)
+    for units, servers in ((1, 1), (4, 1), (5, 2)):
+        plan = problem.evaluate([0], [units])
+        assert plan.throughput == pytest.approx(100.0 * units)
+        assert plan.ps_units == servers == math.ceil(plan.throughput * 0.01 / 4)
+        assert plan.price_per_hour == pytest.approx(0.16 * (units + servers))
+        assert [stage.threads for stage in plan.stages] == [4]
+    for method in ("exact", "greedy"):  # 8 units for 600 cost less a sample than 7 for 500
+        decision = plan_(work, offer, min_throughput=500, method=method)
+        assert (decision.stages[0].units, decision.plan.ps_units) == (6, 2)
 
 
 def test_floor_memory_and_barred_types_are_reasons() -> None:

@@ -111,7 +111,7 @@ def test_a_message_is_read_as_json_is_but_for_numbers_that_are_not_finite() -> N
     assert math.isnan(again.mean_reward)
     assert again.best_cost == -math.inf
     decision = mapper.of_message(pb.Decision(stages=[message], pin={"b": "cpu", "a": "t4"}))
-    assert decision["stages"] == [mapper.to_fields(stage)]
+    assert decision["stages"] == [mapper.to_fields(stage) | {"threads": 0}]
     assert list(decision["pin"]) == ["a", "b"]
     assert decision["measured"] is None
     assert "pin" not in mapper.of_message(pb.Decision(), ("pin",))

@@ -119,6 +119,11 @@ def test_missing_key_is_named() -> None:
         ({"memory_bytes": -1}, "types[0].memory_bytes: -1"),
         ({"device": "gpu"}, "types[0].device: 'gpu': expected cpu or cuda"),
         ({"price": 1}, "types[0].price: unknown key; did you mean 'price_per_hour'?"),
+        ({"threads": -1}, "types[0].threads: -1: expected a whole number from 0"),
+        ({"threads": 1.5}, "types[0].threads: 1.5: expected a whole number"),
+        ({"threads": 1 << 20}, "types[0].threads: 1048576: expected a whole number"),
+        ({"threads": "two"}, "types[0].threads: 'two'"),
+        ({"threads": 2, "device": "cuda"}, "types[0].threads: 2: expected 1 of a type that is no"),
     ],
 )
 def test_bad_resources_are_refused(change: dict[str, Any], says: str) -> None:
@@ -151,6 +156,28 @@ def test_types_must_be_on_offer() -> None:
     work = Workload.parse(workload({"v100": cost(0.5)}, ps_type="cpus"), "w.yaml")
     with pytest.raises(InputError, match=r"w.yaml: ps_type: 'cpus'.*did you mean 'cpu'"):
         check_together(work, offer)
+
+
+def test_costs_are_those_of_a_worker_with_the_threads_of_its_type() -> None:
+    offer = resources(cpu=(0.04, 8), cpu4=(0.16, 2))
+    work = workload({"cpu": cost(0.5), "cpu4": cost(0.2)})
+    check_together(Workload.parse(work), Resources.parse(offer))
+    offer["types"][1]["threads"] = 4
+    with pytest.raises(
+        InputError, match=r"w\.yaml: threads\.cpu4: the costs are of a worker with 1: expected 4"
+    ):
+        check_together(Workload.parse(work, "w.yaml"), Resources.parse(offer))
+    of_four = Workload.parse(work | {"threads": {"cpu4": 4}})
+    check_together(of_four, Resources.parse(offer))
+    assert Workload.from_message(of_four.to_message()) == of_four
+    assert of_four.to_json()["threads"] == {"cpu4": 4}
+    assert "threads" not in Workload.parse(work).to_json()
+    offer["types"][1]["threads"] = 2
+    with pytest.raises(InputError, match=r"threads\.cpu4: the costs are of a worker with 4"):
+        check_together(of_four, Resources.parse(offer))
+    for wrong in ({"cpu4": 0}, {"cpu4": "4"}, [4], 4):
+        with pytest.raises(InputError, match="threads"):
+            Workload.parse(work | {"threads": wrong})
 
 
 def test_a_workload_that_takes_no_time_is_refused() -> None:

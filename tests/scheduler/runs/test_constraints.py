@@ -167,6 +167,10 @@ def test_units_beyond_the_cores_of_a_host_are_said() -> None:
     assert said.startswith("Host h declares 5 units on 4 cores:")
     assert shared_cores(Decision(stages=[PlanStage(type="cpu")]), nodes) == []
     assert shared_cores(decision, [node("g", 8, "t4")]) == []  # GPUs
+    decision.resources.types.add(name="cpu", threads=4)
+    (said,) = shared_cores(decision, [node("a", 2, cores=7)])
+    assert said.startswith("Host h declares 2 units of 8 threads on 7 cores:")
+    assert shared_cores(decision, [node("a", 2, cores=8)]) == []
 
 
 def test_units_a_host_follow_from_the_nodes() -> None:

@@ -97,6 +97,7 @@ CHANGES: dict[str, Callable[[ProfileRequest], object]] = {
     "linear layers": lambda r: setattr(r.job.train, "linear", "torch"),
     "tables": lambda r: setattr(r.job.tables["t"], "optimizer", "sgd"),
     "types": lambda r: r.resources.types.add(name="gpu"),
+    "threads of a unit": lambda r: setattr(r.resources.types[0], "threads", 2),
 }
 
 

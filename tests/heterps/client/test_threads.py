@@ -1,0 +1,91 @@
+"""Units of several cores: one worker computes on all of them, and trains the same model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import heterps
+from heterps import Client, Cluster
+from heterps.job.file import load_job
+
+_MODEL = """
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from heterps import SparseEmbedding
+
+
+class Net(nn.Module):
+    def __init__(self, told):
+        super().__init__()
+        self.told = Path(told)
+        self.embedding = SparseEmbedding("rows", 8, optimizer="adagrad", learning_rate=0.1)
+        self.tower = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 1))
+
+    def forward(self, sparse):
+        (self.told / str(os.getpid())).write_text(str(torch.get_num_threads()))
+        return self.tower(self.embedding(sparse).flatten(1)).squeeze(1)
+"""
+
+
+def _job(folder: Path, kind: str) -> Path:
+    told = folder / f"told-{kind}"
+    told.mkdir(exist_ok=True)
+    one = {"name": "cpu1", "price_per_hour": 0.04, "limit": 2, "memory_bytes": 4e9}
+    two = {"name": "cpu2", "price_per_hour": 0.08, "limit": 1, "memory_bytes": 8e9, "threads": 2}
+    sheet = {"flops_per_s": 5e10, "memory_bandwidth": 1e10}
+    (folder / "resources.json").write_text(json.dumps({"types": [one | sheet, two | sheet]}))
+    job = {
+        "name": f"on {kind}",
+        "model": {"entry": "model.py:Net", "args": {"told": str(told)}},
+        "data": {"train": "train.csv", "label": "y", "sparse": ["a", "b", "c", "d"]},
+        "train": {"epochs": 1, "batch_size": 512, "staleness": 0, "micro_batches": 1, "seed": 3},
+        "servers": {"shards": 1},
+        "schedule": {
+            "method": "exact",
+            "resources": "resources.json",
+            "pin": {"embedding": kind, "tower": kind},
+            "elastic": {"min": 1, "max": 1},
+        },
+    }
+    path = folder / f"{kind}.json"
+    path.write_text(json.dumps(job))
+    return path
+
+
+def test_a_worker_has_the_threads_of_its_type_and_trains_the_same(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(_MODEL)
+    random = np.random.default_rng(0)
+    keys = random.integers(0, 50, (4096, 4))
+    rows = np.column_stack([(keys.sum(1) % 2), keys])
+    header = "y,a,b,c,d\n"
+    (tmp_path / "train.csv").write_text(
+        header + "\n".join(",".join(map(str, row)) for row in rows) + "\n"
+    )
+    states, losses = [], []
+    with Cluster(tmp_path / "cluster", types={"cpu1": 2, "cpu2": 1}) as cluster:
+        client = Client(cluster.address)
+        for kind, threads in (("cpu1", 0), ("cpu2", 2), ("cpu2", 2)):
+            job = client.submit(load_job(_job(tmp_path, kind)))
+            ended = client.wait(job, timeout=240)
+            assert ended.state == "succeeded", ended.reason
+            losses.append(ended.loss)
+            told = sorted((tmp_path / f"told-{kind}").iterdir(), key=lambda p: p.stat().st_mtime)
+            assert told[-1].read_text() == str(threads or 1)  # of the worker, after all profiles
+            assert {path.read_text() for path in told[:-1]} == {"1", "2"}
+            stages = client.decision(job).stages
+            assert {(s.type, s.units, s.threads) for s in stages} == {(kind, 1, threads)}
+            client.get(job, tmp_path / f"model-{job}")
+            states.append(heterps.load(tmp_path / f"model-{job}").state_dict())
+    one, two, again = states
+    assert one.keys() == two.keys() == again.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-5, atol=1e-6)
+        assert torch.equal(two[name], again[name])
+    assert losses[1] == losses[2] == pytest.approx(losses[0], rel=1e-5)
