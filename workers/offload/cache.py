@@ -156,9 +156,10 @@ class Cache(Store):
     def _settle(self) -> None:
         """Wait for what a forward that failed has left under way."""
         while self._reads:
-            _, read = self._reads.popitem()
+            key, read = next(iter(self._reads.items()))
             self._stats.bytes_read -= self.readers.drop(read)
-            self.readers.wait(read)
+            self.readers.wait(read)  # it may be broken off, and is not forgotten then
+            del self._reads[key]
             self._end(read)
 
     def _end(self, read: Read) -> None:

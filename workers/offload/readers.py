@@ -89,7 +89,7 @@ class Readers(Closing):
 
     @property
     def waited(self) -> float:
-        """Seconds in which the caller could only wait, or read by itself."""
+        """Seconds in which the caller could only wait."""
         return self._native.waited
 
     @property
@@ -119,8 +119,9 @@ class Readers(Closing):
     def wait(self, *reads: Read) -> None:
         """Wait until one of these is `done`, well or not.
 
-        Parts of them that have not begun are read by the caller: who would wait for it anyway need
-        not be woken.
+        Raises:
+            KeyboardInterrupt, or what another handler of a signal raises: so a disk that hangs
+                holds nobody up who has enough of it. The reads go on, and keep their memory.
         """
         self._native.wait([read.native for read in reads])
         for read in reads:
@@ -128,5 +129,10 @@ class Readers(Closing):
                 read.packed.compared(read.layer, read.first, len(read.into))
 
     def close(self) -> None:
-        """Wait for reads that are under way."""
+        """Wait for reads that are under way.
+
+        Raises:
+            KeyboardInterrupt, or what another handler of a signal raises; to be repeated then, or
+                the threads that hang are left behind.
+        """
         self._native.close()

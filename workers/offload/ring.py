@@ -186,10 +186,11 @@ class Ring(Store):
 
     def _go_to(self, index: int) -> None:
         """Begin again from a section."""
-        for read, slot in self._ahead:
-            self.readers.wait(read)
+        while self._ahead:
+            read, slot = self._ahead[0]
+            self.readers.wait(read)  # it may be broken off, and is not forgotten then
+            self._ahead.popleft()
             self._free.append(slot)
-        self._ahead.clear()
         self._next = self._place[index]
         self._fill()
 

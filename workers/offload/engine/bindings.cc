@@ -76,13 +76,32 @@ ReadPtr MakeRead(int file, bool direct, uint64_t at, nb::list into,
                                 std::move(called));
 }
 
-// A fork of the process has none of the threads, and does not wait for them.
+// Whether no signal has come whose handler raises; what it raised is set then.
+bool Uninterrupted() {
+  nb::gil_scoped_acquire held;
+  return PyErr_CheckSignals() == 0;
+}
+
+void OrRaise(bool whole) {
+  if (whole) return;
+  nb::gil_scoped_acquire held;
+  nb::raise_python_error();
+}
+
+// A fork of the process has none of the threads, and does not wait for them. Who interrupts this
+// leaves behind those that hang.
 struct Forgotten {
   pid_t process = ::getpid();
   void operator()(Readers* readers) const {
     if (::getpid() != process) return;
-    nb::gil_scoped_release released;
-    delete readers;
+    const nb::error_scope kept;
+    bool ended;
+    {
+      nb::gil_scoped_release released;
+      ended = readers->Close(Uninterrupted);
+      if (ended) delete readers;
+    }
+    if (!ended) PyErr_WriteUnraisable(nullptr);
   }
 };
 
@@ -144,10 +163,13 @@ NB_MODULE(_reads, m) {
           "drop", [](Owner& self, const ReadPtr& read) { return self.readers->Drop(read); },
           "read"_a, released)
       .def(
-          "wait", [](Owner& self, const std::vector<ReadPtr>& reads) { self.readers->Wait(reads); },
+          "wait",
+          [](Owner& self, const std::vector<ReadPtr>& reads) {
+            OrRaise(self.readers->Wait(reads, Uninterrupted));
+          },
           "reads"_a, released)
       .def(
-          "close", [](Owner& self) { self.readers->Close(); }, released)
+          "close", [](Owner& self) { OrRaise(self.readers->Close(Uninterrupted)); }, released)
       .def_prop_ro("busy", [](const Owner& self) { return self.readers->busy(); })
       .def_prop_ro("waited", [](const Owner& self) { return self.readers->waited(); })
       .def_prop_ro("flying", [](const Owner& self) { return self.readers->flying(); });

@@ -11,6 +11,8 @@
 namespace heterps::offload {
 namespace {
 
+constexpr auto kAsked = std::chrono::milliseconds(100);  // whether a wait goes on
+
 double Seconds(std::chrono::steady_clock::duration time) {
   return std::chrono::duration<double>(time).count();
 }
@@ -29,7 +31,7 @@ int ReadFully(int file, char* to, uint64_t size, uint64_t at) {
 
 }  // namespace
 
-Readers::Readers(size_t threads, bool ahead) {
+Readers::Readers(size_t threads, bool ahead) : running_(threads + (ahead ? 1 : 0)) {
   for (size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
   if (ahead) threads_.emplace_back([this] { WorkAhead(); });
 }
@@ -75,32 +77,43 @@ uint64_t Readers::Drop(const ReadPtr& read) {
   return size;
 }
 
-void Readers::Wait(const std::vector<ReadPtr>& reads) {
+bool Readers::Wait(const std::vector<ReadPtr>& reads, const GoesOn& goes_on) {
   const auto done = [&] {
     return std::any_of(reads.begin(), reads.end(), [](const ReadPtr& one) { return one->done(); });
   };
-  if (done()) return;
+  if (done()) return true;
   const Clock::time_point begin = Clock::now();
   std::unique_lock lock(mutex_);
-  while (!done()) {
-    if (!std::any_of(reads.begin(), reads.end(),
-                     [&](const ReadPtr& one) { return ReadNeeded(*one, lock); })) {
-      ended_.wait(lock);
-    }
-  }
-  if (asked_.empty() && needed_ == 0) idle_.notify_one();
+  const bool whole = WaitUntil(lock, goes_on, done);
   waited_ += Clock::now() - begin;
+  return whole;
 }
 
-void Readers::Close() {
-  {
-    std::lock_guard lock(mutex_);
-    closed_ = true;
-  }
+bool Readers::Close(const GoesOn& goes_on) {
+  std::unique_lock lock(mutex_);
+  closed_ = true;
   asked_for_.notify_all();
   idle_.notify_all();
+  if (!WaitUntil(lock, goes_on, [&] { return running_ == 0; })) return false;
+  lock.unlock();
   for (std::thread& one : threads_) one.join();
   threads_.clear();
+  return true;
+}
+
+template <typename Ready>
+bool Readers::WaitUntil(std::unique_lock<std::mutex>& lock, const GoesOn& goes_on, Ready ready) {
+  Clock::time_point next = Clock::now() + kAsked;
+  while (!ready()) {
+    if (ended_.wait_until(lock, next) == std::cv_status::no_timeout) continue;
+    next = Clock::now() + kAsked;
+    if (!goes_on) continue;
+    lock.unlock();
+    const bool on = goes_on();
+    lock.lock();
+    if (!on) return ready();
+  }
+  return true;
 }
 
 double Readers::busy() const {
@@ -134,7 +147,7 @@ void Readers::Work() {
   std::unique_lock lock(mutex_);
   while (true) {
     asked_for_.wait(lock, [&] { return closed_ || !asked_.empty(); });
-    if (asked_.empty()) return;
+    if (asked_.empty()) return Leave();
     ReadPtr read = std::move(asked_.front());
     asked_.pop_front();
     ReadNeeded(*read, lock);
@@ -149,13 +162,18 @@ void Readers::WorkAhead() {
   std::unique_lock lock(mutex_);
   while (true) {
     WaitForIdle(lock);
-    if (closed_) return;
+    if (closed_) return Leave();
     ReadPtr read = later_.front();
     if (!ReadNext(*read, lock) && !later_.empty() && later_.front() == read) later_.pop_front();
     lock.unlock();
     read.reset();
     lock.lock();
   }
+}
+
+void Readers::Leave() {
+  --running_;
+  ended_.notify_all();
 }
 
 void Readers::WaitForIdle(std::unique_lock<std::mutex>& lock) {

@@ -73,7 +73,7 @@ using ReadPtr = std::shared_ptr<Read>;
 class Readers {
  public:
   Readers(size_t threads, bool ahead);
-  ~Readers() { Close(); }
+  ~Readers() { Close({}); }
   Readers(const Readers&) = delete;
   Readers& operator=(const Readers&) = delete;
 
@@ -86,10 +86,14 @@ class Readers {
   void Hurry(const ReadPtr& read);
   // Nothing more of it is read; bytes that are not. It is done when what is under way has ended.
   uint64_t Drop(const ReadPtr& read);
-  // Until one of these is done; meanwhile the caller reads what nobody has begun of them.
-  void Wait(const std::vector<ReadPtr>& reads);
-  // Waits for all that was begun, but not for what was only to be read ahead.
-  void Close();
+  // Asked now and then by whoever waits for others, without the lock: false breaks that off.
+  using GoesOn = std::function<bool()>;
+  // Until one of these is done. The caller reads nothing of them itself, since nothing could break
+  // that off while a disk hangs. False where it was broken off.
+  bool Wait(const std::vector<ReadPtr>& reads, const GoesOn& goes_on);
+  // Waits for all that was begun, but not for what was only to be read ahead. False where it was
+  // broken off: the threads end when they can, and this is to be called again.
+  bool Close(const GoesOn& goes_on);
 
   double busy() const;    // seconds in which reads were under way
   double waited() const;  // seconds in which the caller could only wait
@@ -99,8 +103,12 @@ class Readers {
   using Clock = std::chrono::steady_clock;
 
   void Plan(Read& read, uint64_t part);  // under the lock
+  // Until `ready`, of what `ended_` tells.
+  template <typename Ready>
+  bool WaitUntil(std::unique_lock<std::mutex>& lock, const GoesOn& goes_on, Ready ready);
   void Work();
   void WorkAhead();
+  void Leave();                                          // of a thread, the lock held
   void WaitForIdle(std::unique_lock<std::mutex>& lock);  // or the end
   // Reads the next part of it, if there is one; the lock is free meanwhile.
   bool ReadNext(Read& read, std::unique_lock<std::mutex>& lock);
@@ -112,7 +120,8 @@ class Readers {
   std::condition_variable asked_for_, idle_, ended_;
   std::deque<ReadPtr> asked_;  // one for each part that a thread is to read
   std::deque<ReadPtr> later_;
-  size_t needed_ = 0;  // parts under way that are not ahead
+  size_t needed_ = 0;   // parts under way that are not ahead
+  size_t running_ = 0;  // threads
   bool closed_ = false;
   size_t flying_ = 0;
   Clock::time_point since_;
