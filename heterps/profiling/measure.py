@@ -63,15 +63,14 @@ def profile(
         # Nothing of the kind is here: what a CPU core does tells the work, and all is estimated.
         offered.types[0].emulated = True
         here = {offered.types[0].name: 1}
-    request = ProfileRequest(job_id="profile", job=job, resources=offered)
-    measured = [
-        (kind, _run(request, kind, units, settings, on_line)) for kind, units in _turns(here)
-    ]
-    workload = measured[0][1]
-    if len(measured) > 1:
-        from scheduler.runs.offer import merge
+    from scheduler.runs.offer import asked_of, merge
 
-        workload = merge(measured)
+    measured = []
+    for name, units in _turns(here):
+        asked = asked_of(offered, name, here)
+        request = ProfileRequest(job_id="profile", job=job, resources=asked)
+        measured.append((name, _run(request, name, units, settings, on_line)))
+    workload = merge(measured)
     if settings.samples:
         workload.samples = settings.samples
     return workload

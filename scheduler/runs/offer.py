@@ -1,7 +1,7 @@
 """What a job can be planned on now: its types that have live nodes, and its layers' costs there."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -226,6 +226,7 @@ def profile(
     Raises:
         CallError, Interrupted, OfferError
     """
+    measuring = {node.type for node in nodes}
 
     def measure(node: NodeStatus) -> ProfileReply:
         reply: ProfileReply = call(
@@ -233,7 +234,7 @@ def profile(
             ProfileRequest(
                 job_id=attempt.job_id,
                 job=job,
-                resources=offer.resources,
+                resources=asked_of(offer.resources, node.type, measuring),
                 term=attempt.term,
                 attempt=attempt.number,
                 token=attempt.token,
@@ -253,6 +254,19 @@ def profile(
     kept = [reply.kept_at for reply in measured.values() if reply.kept_at]
     workload = merge([(node.type, measured[node.type].workload) for node in nodes])
     return ProfileReply(workload=workload, kept_at=min(kept, default=0.0))
+
+
+def asked_of(resources: Resources, kind: str, measuring: Collection[str]) -> Resources:
+    """The types that one of type `kind` is asked about, where each of `measuring` measures its own.
+
+    What another measures is not to be estimated, which a type without a data sheet cannot be.
+    """
+    types = [one for one in resources.types if one.name == kind or one.name not in measuring]
+    asked = Resources()
+    asked.CopyFrom(resources)
+    del asked.types[:]
+    asked.types.extend(types)
+    return asked
 
 
 def merge(measured: Sequence[tuple[str, Workload]]) -> Workload:

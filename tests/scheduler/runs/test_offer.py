@@ -5,7 +5,7 @@ import pytest
 from protos.decision_pb2 import Layer, LayerCost, Workload
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import NodeStatus
-from scheduler.runs.offer import OfferError, given_workload, make_offer, merge
+from scheduler.runs.offer import OfferError, asked_of, given_workload, make_offer, merge
 
 
 def _job(**threads: int) -> JobSpec:
@@ -89,3 +89,11 @@ def test_profiles_of_other_models_or_steps_do_not_go_together() -> None:
     other.layers[0].name = "m"
     with pytest.raises(OfferError, match="measured another model"):
         merge([("cpu", _measured("cpu", 16)), ("cpu2", other)])
+
+
+def test_who_measures_is_not_asked_to_estimate_what_others_measure() -> None:
+    offered = _job(cpu=0, gpu=0, absent=0).schedule.offered
+    both = {"cpu", "gpu"}
+    assert [one.name for one in asked_of(offered, "cpu", both).types] == ["cpu", "absent"]
+    assert [one.name for one in asked_of(offered, "gpu", both).types] == ["gpu", "absent"]
+    assert asked_of(offered, "cpu", {"cpu"}) == offered
