@@ -16,6 +16,7 @@ from bench.pages import ROOT
 
 HOOK = Path(__file__).parent / "emulated"
 LIMIT_S = 3600
+PROCESSES = min(8, max(1, (os.cpu_count() or 1) // 2))  # of tests, which are to share one GPU
 # All but the test of the emulation, which leaves fibers waiting: that looks like an overflow.
 SANITIZED = ("route", "gather", "embedding", "quantize", "row_cache", "grouped_ffn")
 
@@ -128,13 +129,13 @@ def test(place: Place) -> dict[str, Any]:
         parts["ops"] = _run([sys.executable, *pytest, *only])
         return _together(parts)
     watch = shutil.which("compute-sanitizer")
-    watched = [watch, "--error-exitcode", "99"] if watch else []
-    on_gpu = ["tests/cuda", "-k", "cuda and not emulated and not without"]
-    parts = {"ops": _run([sys.executable, *pytest, *on_gpu])}
-    if watched:
-        parts["sanitizer"] = _run([*watched, sys.executable, *pytest, *on_gpu])
+    on_gpu = ["-m", "pytest", "-q", "-m", "gpu and not exhaustive", "-n", str(PROCESSES)]
+    parts = {"ops": _run([sys.executable, *on_gpu, "tests/cuda"])}
     whole = ["tests/workers/device", "tests/heterps/commands/test_train_modes.py"]
-    parts["training"] = _run([sys.executable, *pytest, *whole, "-k", "gpu or copies"])
+    parts["training"] = _run([sys.executable, *on_gpu, *whole])
+    if watch:
+        watched = [watch, "--target-processes", "all", "--error-exitcode", "99"]
+        parts["sanitizer"] = _run([*watched, sys.executable, *on_gpu, "tests/cuda"])
     return _together(parts) | {"compute_sanitizer": watch is not None}
 
 
@@ -152,11 +153,12 @@ def train(place: Place) -> dict[str, Any]:
     return _together(parts)
 
 
-def moe(place: Place) -> dict[str, Any]:
-    """The results of bench.moe."""
+def moe(place: Place, *options: str) -> dict[str, Any]:
+    """The results of bench.moe, with options of its own."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "bench.moe", "--into", folder]
         command += ["--emulated"] if place.emulated else ["--device", "cuda"]
+        command += options
         stage = _run(command, place.environment())
         found = Path(folder) / "moe.json"
         if found.exists():

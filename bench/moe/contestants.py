@@ -218,6 +218,8 @@ class Liger(Run):
     def __init__(self, problem: Problem) -> None:
         if not problem.w1.is_cuda:
             raise AbsentError("Triton kernels, for GPUs alone")
+        # Otherwise it compiles and tries 168 kernels for each width: minutes a shape.
+        os.environ.setdefault("LIGER_FUSED_MOE_AUTOTUNE", "0")
         try:
             from liger_kernel.ops import LigerFusedMoEFunction
         except ImportError as error:

@@ -60,7 +60,7 @@ void product(ProductKind kind, DType dtype, const FfnShape& shape, int64_t depth
     zero_empty_kernel<T><<<dim3(across, static_cast<unsigned>(shape.groups)), 256, 0, stream>>>(
         size, arrays.offsets, static_cast<T*>(out));
   }
-  product_sm90(kind, dtype, shape.groups, each,
+  product_sm90(kind, dtype, {shape.groups, shape.rows, depth}, each,
                static_cast<char*>(arrays.workspace) + arrays_bytes(shape.groups), stream);
 }
 

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "parallel.h"
@@ -62,17 +64,26 @@ class Tournament {
 
 }  // namespace
 
-void route_cpu(const RouteArgs& args, int threads) {
-  const auto [logits, tokens, experts, k, chosen, order, inverse, offsets] = args;
+void choose_cpu(const Choice& choice, int threads) {
+  const auto [logits, tokens, experts, k, chosen] = choice;
   parallel_parts(tokens, experts + k, threads, [&](int64_t begin, int64_t end) {
     Tournament tournament(experts);
     for (int64_t t = begin; t < end; ++t) {
       tournament.choose(logits + t * experts, k, chosen + t * k);
     }
   });
-  const int64_t pairs = tokens * k;
+}
+
+void group_cpu(const Grouping& grouping) {
+  const auto [chosen, pairs, experts, order, inverse, offsets] = grouping;
   std::vector<int64_t> next(experts, 0);  // counts, then the next free position of each expert
-  for (int64_t i = 0; i < pairs; ++i) ++next[chosen[i]];
+  for (int64_t i = 0; i < pairs; ++i) {
+    if (chosen[i] < 0 || chosen[i] >= experts) {
+      throw std::out_of_range("chosen holds " + std::to_string(chosen[i]) + ", expected 0 to " +
+                              std::to_string(experts - 1));
+    }
+    ++next[chosen[i]];
+  }
   offsets[0] = 0;
   for (int64_t e = 0; e < experts; ++e) {
     offsets[e + 1] = offsets[e] + next[e];

@@ -11,32 +11,36 @@ int64_t tiles_of(int64_t pairs) { return std::max<int64_t>(1, (pairs + kTile - 1
 
 }  // namespace
 
-int64_t route_workspace(int64_t pairs, int64_t experts) { return experts * tiles_of(pairs); }
+void choose_cuda(const Choice& choice, void* stream) {
+  if (choice.tokens == 0) return;
+  constexpr int64_t kTokensInBlock = kTile / kWarp;
+  const auto blocks = static_cast<unsigned>((choice.tokens + kTokensInBlock - 1) / kTokensInBlock);
+  route_top_k_kernel<<<blocks, kTile, 0, static_cast<cudaStream_t>(stream)>>>(
+      choice.logits, choice.tokens, static_cast<int32_t>(choice.experts),
+      static_cast<int32_t>(choice.k), choice.chosen);
+  check_cuda(cudaGetLastError(), "route: choice");
+}
 
-void route_cuda(const RouteArgs& args, int64_t* workspace, void* stream_handle) {
+int64_t group_workspace(int64_t pairs, int64_t experts) { return experts * tiles_of(pairs); }
+
+void group_cuda(const Grouping& grouping, int64_t* workspace, void* stream_handle) {
   const auto stream = static_cast<cudaStream_t>(stream_handle);
-  const int64_t pairs = args.tokens * args.k;
+  const auto [chosen, pairs, experts, order, inverse, offsets] = grouping;
   if (pairs == 0) {
-    check_cuda(cudaMemsetAsync(args.offsets, 0, (args.experts + 1) * sizeof(int64_t), stream),
+    check_cuda(cudaMemsetAsync(offsets, 0, (experts + 1) * sizeof(int64_t), stream),
                "route: offsets");
     return;
   }
   const int64_t tiles = tiles_of(pairs);
-  const int64_t tokens_in_block = kTile / kWarp;
-  const auto token_blocks =
-      static_cast<unsigned>((args.tokens + tokens_in_block - 1) / tokens_in_block);
-  route_top_k_kernel<<<token_blocks, kTile, 0, stream>>>(args.logits, args.tokens,
-                                                         static_cast<int32_t>(args.experts),
-                                                         static_cast<int32_t>(args.k), args.chosen);
-  check_cuda(cudaMemsetAsync(workspace, 0, args.experts * tiles * sizeof(int64_t), stream),
+  const auto blocks = static_cast<unsigned>(tiles);
+  check_cuda(cudaMemsetAsync(workspace, 0, experts * tiles * sizeof(int64_t), stream),
              "route: counts");
-  route_count_kernel<<<static_cast<unsigned>(tiles), kTile, 0, stream>>>(args.chosen, pairs,
-                                                                         workspace);
-  route_scan_kernel<<<static_cast<unsigned>(args.experts), kScanThreads, 0, stream>>>(
-      workspace, tiles, args.offsets);
-  route_offsets_kernel<<<1, kScanThreads, 0, stream>>>(args.experts, args.offsets);
-  route_scatter_kernel<<<static_cast<unsigned>(tiles), kTile, 0, stream>>>(
-      args.chosen, pairs, workspace, args.offsets, args.order, args.inverse);
+  route_count_kernel<<<blocks, kTile, 0, stream>>>(chosen, pairs, workspace);
+  route_scan_kernel<<<static_cast<unsigned>(experts), kScanThreads, 0, stream>>>(workspace, tiles,
+                                                                                 offsets);
+  route_offsets_kernel<<<1, kScanThreads, 0, stream>>>(experts, offsets);
+  route_scatter_kernel<<<blocks, kTile, 0, stream>>>(chosen, pairs, workspace, offsets, order,
+                                                     inverse);
   check_cuda(cudaGetLastError(), "route");
 }
 

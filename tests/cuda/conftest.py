@@ -51,13 +51,16 @@ def _device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return "cuda" if kind == "cuda" else "cpu"
 
 
-@pytest.fixture(params=["cpu", "emulated", "cuda"])
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(params=["cpu", "emulated", CUDA])
 def native_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where kernels run."""
     return _device(request, monkeypatch)
 
 
-@pytest.fixture(params=["cpu", "without kernels", "emulated", "cuda"])
+@pytest.fixture(params=["cpu", "without kernels", "emulated", CUDA])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where ops run: by a kernel, or by torch's operators where there is none for the device."""
     return _device(request, monkeypatch)

@@ -81,6 +81,7 @@ def test_rows_of_eight_bits(device: str) -> None:
     same([compiled(there_and_back)(x)], [there_and_back(x)])
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a torch without CUDA")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_layer_is_a_graph_where_there_are_as_many_tokens(dtype: torch.dtype) -> None:

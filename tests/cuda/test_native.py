@@ -58,6 +58,7 @@ def test_dtypes_and_devices() -> None:
     assert not native_for(torch.empty(2, device="meta"))
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a torch without CUDA")
 def test_this_gpu() -> None:
     major, minor = torch.cuda.get_device_capability()

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from tests.cuda.guarded import Guarded
 from workers.ops import _ops
-from workers.ops.route import Routing, _route, _route_torch, route
+from workers.ops.route import (
+    Routing,
+    _group,
+    _group_torch,
+    _route,
+    _route_torch,
+    group,
+    route,
+)
 
 SHAPES = [(0, 1, 1), (1, 1, 1), (1, 8, 8), (7, 3, 2), (100, 8, 2), (513, 33, 5), (2000, 128, 8)]
 
@@ -71,6 +79,36 @@ def test_route_equals_its_torch_form(distinct: int) -> None:
         assert torch.equal(native, plain)
 
 
+@pytest.mark.parametrize(("tokens", "experts", "k"), SHAPES)
+def test_group(device: str, tokens: int, experts: int, k: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    chosen = torch.randint(experts, (tokens, k), generator=generator, dtype=torch.int32)
+    chosen[: tokens // 2] = chosen[0] if tokens else chosen[:0]  # experts without tokens
+    routing = group(chosen.to(device), experts)
+    expected = _group_torch(chosen, experts)
+    for mine, theirs in zip(
+        (routing.order, routing.inverse, routing.offsets), expected, strict=True
+    ):
+        assert mine.dtype == torch.int64
+        assert torch.equal(mine.cpu(), theirs)
+
+
+def test_group_of_columns_that_lie_apart(device: str) -> None:
+    chosen = torch.tensor([[2, 0, 1], [1, 1, 0]], dtype=torch.int32, device=device)
+    routing = group(chosen.t(), 3)
+    assert routing.order.tolist() == [2, 5, 1, 3, 4, 0]
+
+
+def test_group_refuses_what_is_no_expert() -> None:
+    for wrong in (-1, 3):
+        with pytest.raises(IndexError, match=f"chosen holds {wrong}, expected 0 to 2"):
+            group(torch.tensor([[0, wrong]], dtype=torch.int32), 3)
+    with pytest.raises(ValueError, match=r"chosen: expected int32 .*int64 \[1, 1\]"):
+        group(torch.zeros(1, 1, dtype=torch.int64), 3)
+    with pytest.raises(ValueError, match="experts: expected at least 1, got 0"):
+        group(torch.zeros(0, 1, dtype=torch.int32), 0)
+
+
 @pytest.mark.parametrize("k", [0, 4])
 def test_route_refuses_k(k: int) -> None:
     with pytest.raises(ValueError, match=f"k: expected 1 to 3 .*got {k}"):
@@ -90,7 +128,9 @@ def test_limited_drops_later_tokens() -> None:
 
 
 def test_opcheck(native_device: str) -> None:
-    torch.library.opcheck(_route, (random_logits(5, 3, seed=0).to(native_device), 2))
+    logits = random_logits(5, 3, seed=0).to(native_device)
+    torch.library.opcheck(_route, (logits, 2))
+    torch.library.opcheck(_group, (route(logits, 2).chosen, 3))
 
 
 def test_equal_bits_on_every_run(device: str) -> None:

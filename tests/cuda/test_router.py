@@ -38,6 +38,7 @@ def test_three_parts_are_as_good_as_float32(tokens: int, dim: int, experts: int)
     check(*case(tokens, dim, experts))
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a torch without CUDA")
 @pytest.mark.parametrize(("tokens", "dim", "experts"), [(33, 48, 7), (4096, 2048, 128)])
 def test_three_parts_on_cuda(tokens: int, dim: int, experts: int) -> None:

@@ -13,20 +13,16 @@ ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "build" / "cuda-tools"
 BINARIES = TOOLS / "nvidia" / "cu13" / "bin"
 CUTLASS = TOOLS / "cutlass_library" / "source" / "include"
-PRODUCTS = sorted((ROOT / "cuda" / "src" / "sm90").glob("*_*.cu"))
+SOURCE = ROOT / "cuda" / "src" / "sm90" / "product.cu"
+KINDS = ("kRows", "kTransposed", "kWeights")
+TYPES = ("bfloat16_t", "half_t")
+TILES = {"Cooperative": "HGMMA.64x256x16.F32", "Pingpong": "HGMMA.64x128x16.F32"}
 
 
-def test_every_kind_and_type_is_there() -> None:
-    kinds = {"rows": "kRows", "transposed": "kTransposed", "weights": "kWeights"}
-    types = {"bf16": "bfloat16_t", "fp16": "half_t"}
-    names = {f"{kind}_{dtype}" for kind in kinds for dtype in types}
-    assert {path.stem for path in PRODUCTS} == names
+def test_every_kind_type_and_tile_is_built() -> None:
     built = (ROOT / "cuda" / "CMakeLists.txt").read_text()
-    for path in PRODUCTS:
-        kind, dtype = path.stem.split("_")
-        text = path.read_text()
-        assert f"<ProductKind::{kinds[kind]}, cutlass::{types[dtype]}>" in text
-        assert f"src/sm90/{path.name}" in built
+    for name, values in {"kind": KINDS, "type": TYPES, "tile": TILES}.items():
+        assert f"foreach({name} {' '.join(values)})" in built
 
 
 def run(*command: str | Path) -> str:
@@ -42,22 +38,25 @@ def run(*command: str | Path) -> str:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("source", PRODUCTS, ids=lambda path: path.stem)
-def test_compiles_to_what_hopper_has(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiles_to_what_hopper_has(kind: str, dtype: str, tile: str, tmp_path: Path) -> None:
     # As cuda/CMakeLists.txt has it.
     flags = ["-O3", "-std=c++17", "-DNDEBUG", "--expt-relaxed-constexpr"]
+    flags += [f"-DHETERPS_KIND={kind}", f"-DHETERPS_TYPE={dtype}", f"-DHETERPS_TILE={tile}"]
     paths = [f"-I{ROOT / 'cuda' / 'include'}", "-isystem", CUTLASS]
     built = tmp_path / "product.o"
     target = "-gencode=arch=compute_90a,code=sm_90a"
-    said = run(BINARIES / "nvcc", target, *flags, *paths, "-Xptxas=-v", "-c", source, "-o", built)
+    said = run(BINARIES / "nvcc", target, *flags, *paths, "-Xptxas=-v", "-c", SOURCE, "-o", built)
     # Neither tensor cores that wait for each instruction nor sums that do not fit into registers.
     assert "wgmma.mma_async instructions are serialized" not in said
     spills = [line for line in said.splitlines() if "spill" in line]
     assert spills
     assert all("0 bytes spill stores" in line for line in spills)
     code = run(BINARIES / "cuobjdump", "-sass", built)
-    assert "HGMMA.64x256x16.F32" in code
-    assert ("HGMMA.64x256x16.F32.BF16" in code) == source.stem.endswith("bf16")
+    assert TILES[tile] in code
+    assert (f"{TILES[tile]}.BF16" in code) == (dtype == "bfloat16_t")
     assert "UTMALDG" in code
 
 

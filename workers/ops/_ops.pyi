@@ -5,7 +5,7 @@ from torch import Tensor
 cuda_capability: int
 products_sm90: bool
 
-def route_workspace(pairs: int, experts: int) -> int: ...
+def group_workspace(pairs: int, experts: int) -> int: ...
 def route(
     logits: Tensor,
     k: int,
@@ -16,6 +16,15 @@ def route(
     workspace: Tensor | None = None,
     stream: int = 0,
     threads: int = 1,
+) -> None: ...
+def group(
+    chosen: Tensor,
+    experts: int,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    workspace: Tensor | None = None,
+    stream: int = 0,
 ) -> None: ...
 def gather_rows(
     x: Tensor,

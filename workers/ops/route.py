@@ -23,15 +23,14 @@ def _route(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             f"route: logits: expected float32 [tokens, experts], got {logits.dtype} "
             f"{list(logits.shape)}"
         )
-    tokens, experts = logits.shape
+    experts = logits.shape[1]
     if not 1 <= k <= experts:
         raise ValueError(f"route: k: expected 1 to {experts} (the number of experts), got {k}")
     if not native_for(logits):
         return _route_torch(logits, k)
     chosen, order, inverse, offsets = _route_empty(logits, k)
     if on_cuda(logits):
-        size = _ops.route_workspace(tokens * k, experts)
-        workspace = torch.empty(size, dtype=torch.int64, device=logits.device)
+        workspace = _workspace(chosen, experts)
         with device_of(logits):
             _ops.route(
                 native(logits), k, chosen, order, inverse, offsets, workspace, stream(logits)
@@ -52,6 +51,41 @@ def _route_empty(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor
         logits.new_empty((pairs,), dtype=torch.int64),
         logits.new_empty((experts + 1,), dtype=torch.int64),
     )
+
+
+def _workspace(chosen: Tensor, experts: int) -> Tensor:
+    return chosen.new_empty(_ops.group_workspace(chosen.numel(), experts), dtype=torch.int64)
+
+
+@operation("heterps::group")
+def _group(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    if chosen.dim() != 2 or chosen.dtype != torch.int32:
+        raise ValueError(
+            f"group: chosen: expected int32 [tokens, choices], got {chosen.dtype} "
+            f"{list(chosen.shape)}"
+        )
+    if experts < 1:
+        raise ValueError(f"group: experts: expected at least 1, got {experts}")
+    if not _native_here(chosen):
+        return _group_torch(chosen, experts)
+    order, inverse, offsets = _group_empty(chosen, experts)
+    flat = native(chosen).flatten()
+    workspace = _workspace(flat, experts) if on_cuda(chosen) else None
+    with device_of(chosen):
+        _ops.group(flat, experts, order, inverse, offsets, workspace, stream(chosen))
+    return order, inverse, offsets
+
+
+@_group.register_fake
+def _group_empty(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    pairs = chosen.shape[0] * chosen.shape[1]
+    order, inverse = (chosen.new_empty((pairs,), dtype=torch.int64) for _ in range(2))
+    return order, inverse, chosen.new_empty((experts + 1,), dtype=torch.int64)
+
+
+def _native_here(chosen: Tensor) -> bool:
+    """As of logits: the kernels' element types are floating ones."""
+    return native_for(chosen.new_empty(0, dtype=torch.float32))
 
 
 def _route_torch(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -134,5 +168,10 @@ def route(logits: Tensor, k: int) -> Routing:
 
 
 def group(chosen: Tensor, experts: int) -> Routing:
-    """The routing of choices int32 [T, K] made elsewhere, each from 0 to experts - 1."""
-    return Routing(chosen, *_group_torch(chosen, experts))
+    """The routing of choices int32 [T, K] made elsewhere, each from 0 to experts - 1.
+
+    Raises:
+        ValueError: another type or shape, or no expert.
+        IndexError: an expert that there is not; on a CUDA device the caller answers for them.
+    """
+    return Routing(chosen, *_group(chosen, experts))

@@ -15,6 +15,13 @@ enum class ProductKind {
                 // [rows, depth] and right [rows, width]
 };
 
+// Of all groups together, as the host knows it.
+struct ProductSize {
+  int64_t groups;
+  int64_t rows;
+  int64_t depth;  // as ProductKind has it
+};
+
 // The products of the groups, in memory of the device: out is [m, n], summed over k; pitches are
 // elements between rows of a matrix as it lies in memory.
 struct GroupArrays {
@@ -32,7 +39,7 @@ struct GroupArrays {
 // Throws std::runtime_error.
 bool has_products_sm90();
 int64_t product_workspace_sm90(int64_t groups);
-void product_sm90(ProductKind kind, DType dtype, int64_t groups, const GroupArrays& arrays,
+void product_sm90(ProductKind kind, DType dtype, const ProductSize& size, const GroupArrays& arrays,
                   void* workspace, void* stream);
 
 }  // namespace heterps

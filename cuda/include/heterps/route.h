@@ -8,23 +8,35 @@
 
 namespace heterps {
 
-struct RouteArgs {
+// The experts of each token.
+struct Choice {
   const float* logits;  // [tokens, experts]
   int64_t tokens;
-  int64_t experts;   // at least k, at most INT32_MAX
-  int64_t k;         // at least 1
-  int32_t* chosen;   // [tokens, k] best first; equal logits: lower expert first; NaN counts as -inf
-  int64_t* order;    // [tokens * k] flat indices grouped by expert, ascending inside each
-  int64_t* inverse;  // [tokens * k] order[inverse[i]] == i
+  int64_t experts;  // at least k, at most INT32_MAX
+  int64_t k;        // at least 1
+  int32_t* chosen;  // [tokens, k] best first; equal logits: lower expert first; NaN counts as -inf
+};
+
+// The pairs in the order of their experts.
+struct Grouping {
+  const int32_t* chosen;  // [pairs], each from 0 to experts - 1
+  int64_t pairs;
+  int64_t experts;   // from 1 to INT32_MAX
+  int64_t* order;    // [pairs] flat indices grouped by expert, ascending inside each
+  int64_t* inverse;  // [pairs] order[inverse[i]] == i
   int64_t* offsets;  // [experts + 1] expert e owns order[offsets[e] : offsets[e + 1]]
 };
 
-void route_cpu(const RouteArgs& args, int threads);
+void choose_cpu(const Choice& choice, int threads);
+// Throws std::out_of_range for an expert that there is not.
+void group_cpu(const Grouping& grouping);
 
-// int64 elements of scratch device memory that route_cuda needs.
-int64_t route_workspace(int64_t pairs, int64_t experts);
+// int64 elements of scratch device memory that group_cuda needs.
+int64_t group_workspace(int64_t pairs, int64_t experts);
 
-// Enqueues on `stream` (a cudaStream_t); does not synchronise. Throws std::runtime_error.
-void route_cuda(const RouteArgs& args, int64_t* workspace, void* stream);
+// Enqueue on `stream` (a cudaStream_t); do not synchronise, do not check the experts. Throw
+// std::runtime_error.
+void choose_cuda(const Choice& choice, void* stream);
+void group_cuda(const Grouping& grouping, int64_t* workspace, void* stream);
 
 }  // namespace heterps

@@ -9,7 +9,7 @@ bool has_products_sm90() { return false; }
 
 int64_t product_workspace_sm90(int64_t) { return 0; }
 
-void product_sm90(ProductKind, DType, int64_t, const GroupArrays&, void*, void*) {
+void product_sm90(ProductKind, DType, const ProductSize&, const GroupArrays&, void*, void*) {
   throw std::runtime_error(
       "grouped product: this build has none for Hopper: it was made without CUTLASS");
 }

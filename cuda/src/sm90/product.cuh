@@ -1,6 +1,5 @@
-// A grouped product by CUTLASS 3: tiles of 128 x 256 x 64 by wgmma, operands by TMA, two neighbours
-// across share the left one's, persistent blocks that find their tiles in the groups' shapes. Each
-// kind and type is instantiated in a file of its own: one takes a minute and gigabytes to compile.
+// A grouped product by CUTLASS 3: wgmma, operands by TMA, persistent blocks that find their tiles
+// in the groups' shapes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,7 +21,23 @@
 
 namespace heterps {
 
-template <ProductKind kKind, typename T>
+// Neighbours that shared an operand would have to be there: alone, a group of few rows or of an odd
+// number of tiles loses nothing.
+struct Cooperative {
+  using Tile = cute::Shape<cute::_128, cute::_256, cute::_64>;
+  using Cluster = cute::Shape<cute::_1, cute::_1, cute::_1>;
+  using Mainloop = cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperative;
+  using Epilogue = cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative;
+};
+// Two neighbours across share the left operand's tiles.
+struct Pingpong {
+  using Tile = cute::Shape<cute::_128, cute::_128, cute::_64>;
+  using Cluster = cute::Shape<cute::_1, cute::_2, cute::_1>;
+  using Mainloop = cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong;
+  using Epilogue = cutlass::epilogue::PtrArrayTmaWarpSpecializedPingpong;
+};
+
+template <ProductKind kKind, typename T, typename Tiling>
 struct Product {
   template <bool kRowMajor>
   using Layout =
@@ -31,19 +46,19 @@ struct Product {
   using Right = Layout<kKind != ProductKind::kTransposed>;
   using Out = Layout<true>;
   static constexpr int kAlignment = 8;  // 16 bytes
-  using Tile = cute::Shape<cute::_128, cute::_256, cute::_64>;
-  using Cluster = cute::Shape<cute::_1, cute::_2, cute::_1>;
+  using Tile = typename Tiling::Tile;
+  using Cluster = typename Tiling::Cluster;
   using Shapes = cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>;
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, Out, kAlignment, T, Out,
-      kAlignment, cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative>::CollectiveOp;
+      kAlignment, typename Tiling::Epilogue>::CollectiveOp;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, T, Left, kAlignment, T, Right,
       kAlignment, float, Tile, Cluster,
       cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
           sizeof(typename Epilogue::SharedStorage))>,
-      cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperative>::CollectiveOp;
+      typename Tiling::Mainloop>::CollectiveOp;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<Shapes, Mainloop, Epilogue>;
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 
@@ -78,16 +93,16 @@ struct Product {
   }
 };
 
-template <ProductKind kKind, typename T>
+template <ProductKind kKind, typename T, typename Tiling>
 size_t product_workspace(int64_t groups, int processors) {
-  using P = Product<kKind, T>;
+  using P = Product<kKind, T, Tiling>;
   return P::Gemm::get_workspace_size(P::arguments(groups, GroupArrays{}, processors));
 }
 
-template <ProductKind kKind, typename T>
+template <ProductKind kKind, typename T, typename Tiling>
 void run_product(int64_t groups, const GroupArrays& arrays, void* workspace, int processors,
                  void* stream) {
-  using P = Product<kKind, T>;
+  using P = Product<kKind, T, Tiling>;
   const auto queue = static_cast<cudaStream_t>(stream);
   const auto arguments = P::arguments(groups, arrays, processors);
   const auto check = [](cutlass::Status status) {

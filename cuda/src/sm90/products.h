@@ -1,4 +1,4 @@
-// The instantiations of Product, of which each is a file of its own.
+// The instantiations of Product, each compiled on its own (product.cu).
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,16 @@ struct bfloat16_t;
 
 namespace heterps {
 
-template <ProductKind kKind, typename T>
+// Tiles of 128 x 256 by two groups of warps together, where little is loaded for what is
+// multiplied.
+struct Cooperative;
+// Tiles of 128 x 128 by two groups of warps in turns: one multiplies while the other stores.
+struct Pingpong;
+
+template <ProductKind kKind, typename T, typename Tiling>
 size_t product_workspace(int64_t groups, int processors);
 
-template <ProductKind kKind, typename T>
+template <ProductKind kKind, typename T, typename Tiling>
 void run_product(int64_t groups, const GroupArrays& arrays, void* workspace, int processors,
                  void* stream);
 

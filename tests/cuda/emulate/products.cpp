@@ -51,9 +51,9 @@ bool has_products_sm90() { return true; }
 
 int64_t product_workspace_sm90(int64_t) { return kScratch; }
 
-void product_sm90(ProductKind kind, DType dtype, int64_t groups, const GroupArrays& arrays, void*,
-                  void*) {
-  emulate::enqueue([=] {
+void product_sm90(ProductKind kind, DType dtype, const ProductSize& size, const GroupArrays& arrays,
+                  void*, void*) {
+  emulate::enqueue([=, groups = size.groups] {
     if (dtype == DType::kFloat16) {
       run<__half>(kind, groups, arrays);
     } else {

@@ -53,9 +53,8 @@ void gathers(DType dtype, int64_t tokens, int64_t experts, int64_t k, int64_t di
   if (!logits.empty()) logits[0] = NAN;
   std::vector<int32_t> chosen(pairs);
   std::vector<int64_t> order(pairs), inverse(pairs), offsets(experts + 1);
-  route_cpu({logits.data(), tokens, experts, k, chosen.data(), order.data(), inverse.data(),
-             offsets.data()},
-            2);
+  choose_cpu({logits.data(), tokens, experts, k, chosen.data()}, 2);
+  group_cpu({chosen.data(), pairs, experts, order.data(), inverse.data(), offsets.data()});
   expect(offsets.back() == pairs, "route: a pair without an expert");
   for (int64_t i = 0; i < pairs; ++i) expect(order[inverse[i]] == i, "route: no inverse");
   const GatherShape shape{tokens, pairs, k, dim};

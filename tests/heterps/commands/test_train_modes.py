@@ -284,6 +284,7 @@ def test_a_job_that_diverges_says_so_and_keeps_the_model_of_the_step_before(fold
     assert all(p.isfinite().all() for p in heterps.load(status.output).parameters())
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="not two GPUs, or a torch without CUDA")
 def test_two_gpus_share_out_experts(folder, plain, tmp_path):
     with (
@@ -297,6 +298,7 @@ def test_two_gpus_share_out_experts(folder, plain, tmp_path):
     assert losses == pytest.approx(plain[2], rel=0.01)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a torch without CUDA")
 @pytest.mark.parametrize("place", ["gpu", "cpu"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -22,7 +22,9 @@ TENSORS = [
 ]
 
 
-@pytest.fixture(params=["on host", "streams of a CPU", "streams of a GPU"])
+@pytest.fixture(
+    params=["on host", "streams of a CPU", pytest.param("streams of a GPU", marks=pytest.mark.gpu)]
+)
 def staged(request):
     """A staging and its device."""
     if request.param == "on host":
@@ -93,7 +95,7 @@ def test_threads_do_not_mix_their_tensors(staged):
         assert list(pool.map(work, range(6), timeout=60)) == list(range(6))
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_few_buffers_serve_all_batches(device):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU, or a torch without CUDA")
@@ -141,7 +143,7 @@ def test_a_cpu_computes_the_same_bits_wherever_its_input_came_to_lie(place):
     assert torch.equal(product(here, weight), product(values, weight))
 
 
-@pytest.mark.parametrize("device", [CPU, GPU])
+@pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=pytest.mark.gpu)])
 def test_the_clock_counts_what_runs(device):
     if device.type == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU, or a torch without CUDA")

@@ -50,14 +50,14 @@ void fuzz_route() {
   Array<int32_t> chosen(pairs), chosen_cpu(pairs);
   Array<int64_t> order(pairs), inverse(pairs), offsets(experts + 1);
   Array<int64_t> order_cpu(pairs), inverse_cpu(pairs), offsets_cpu(experts + 1);
-  Array<int64_t> workspace(route_workspace(pairs, experts));
-  route_cpu({logits.data(), tokens, experts, k, chosen_cpu.data(), order_cpu.data(),
-             inverse_cpu.data(), offsets_cpu.data()},
-            1);
+  Array<int64_t> workspace(group_workspace(pairs, experts));
+  choose_cpu({logits.data(), tokens, experts, k, chosen_cpu.data()}, 1);
+  group_cpu({chosen_cpu.data(), pairs, experts, order_cpu.data(), inverse_cpu.data(),
+             offsets_cpu.data()});
   enqueued(
       [&] {
-        route_cuda({logits.data(), tokens, experts, k, chosen.data(), order.data(), inverse.data(),
-                    offsets.data()},
+        choose_cuda({logits.data(), tokens, experts, k, chosen.data()}, nullptr);
+        group_cuda({chosen.data(), pairs, experts, order.data(), inverse.data(), offsets.data()},
                    workspace.data(), nullptr);
       },
       logits);

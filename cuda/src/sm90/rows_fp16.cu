@@ -1,9 +1,0 @@
-#include "product.cuh"
-
-namespace heterps {
-
-template size_t product_workspace<ProductKind::kRows, cutlass::half_t>(int64_t, int);
-template void run_product<ProductKind::kRows, cutlass::half_t>(int64_t, const GroupArrays&, void*,
-                                                               int, void*);
-
-}  // namespace heterps
