@@ -31,7 +31,7 @@ void Arena::Release::operator()(char* p) const {
 
 // On its own, not from malloc: what a chunk has not used yet is then not resident, and blocks of
 // malloc do not lie between chunks.
-Arena::Chunk Arena::Map(size_t bytes) {
+Arena::Chunk Arena::Map(size_t bytes) const {
   void* found =
       ::mmap(nullptr, bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (found == MAP_FAILED) throw std::bad_alloc();
@@ -42,7 +42,7 @@ Arena::Chunk Arena::Map(size_t bytes) {
   if (before) ::munmap(whole, before);
   ::munmap(begin + bytes, kHuge - before);
 #ifdef MADV_HUGEPAGE
-  ::madvise(begin, bytes, MADV_HUGEPAGE);
+  ::madvise(begin, bytes, large_ ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
   return Chunk(begin, Release{bytes});
 }

@@ -16,7 +16,8 @@ class Arena {
  public:
   // `returns`: the pages of what is freed go back to the system, which takes large pages apart. Not
   // for an owner that will soon need them again.
-  explicit Arena(bool returns) : returns_(returns) {}
+  // `large`: pages are, and so what is resident may be much more than what was touched.
+  explicit Arena(bool returns, bool large = true) : returns_(returns), large_(large) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
@@ -30,10 +31,10 @@ class Arena {
     void operator()(char* p) const;
   };
   using Chunk = std::unique_ptr<char, Release>;
-  static Chunk Map(size_t bytes);
+  Chunk Map(size_t bytes) const;
   void Insert(char* block, size_t bytes);
 
-  const bool returns_;
+  const bool returns_, large_;
   std::mutex mutex_;
   std::vector<Chunk> chunks_;
   std::map<char*, size_t> free_;  // no two are neighbours

@@ -26,6 +26,8 @@ struct Usage {
 // large one has little unused.
 class Pool {
  public:
+  static constexpr uint32_t kMost = 512;  // rows of a slab
+
   Pool(Arena& arena, size_t row_bytes, bool with_usage, bool with_heat);
 
   uint32_t Add(uint64_t key, uint32_t generation);
@@ -67,7 +69,6 @@ class Pool {
 
  private:
   static constexpr uint32_t kFirst = 32;  // rows of the first slab
-  static constexpr uint32_t kMost = 512;
   static constexpr int kFirstBits = std::bit_width(kFirst);
   static constexpr int kMostBits = std::bit_width(kMost);
 

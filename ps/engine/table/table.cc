@@ -15,7 +15,14 @@ namespace {
 constexpr uint64_t kTrimmedAtOnce = 1 << 20;  // rows
 constexpr size_t kParallelFrom = 16384;       // keys from which a batch is worth several threads
 constexpr size_t kRange = 24576;              // keys that one of them groups at once
-constexpr size_t kExpected = 4;               // sub-tables whose rows are being read from disk
+constexpr size_t kExpected = 512;             // keys, about, whose rows are being read from disk
+
+// Whether memory is such that what is not counted is little of it: slabs that are not full, all of
+// whose bytes large pages make resident, and what an index leaves as it grows.
+bool IsAmple(const Options& options) {
+  const uint64_t slabs = uint64_t{kSubtables} * Pool::kMost * options.layout.bytes(true);
+  return !options.tiered() || options.memory_bytes / 16 >= slabs;
+}
 
 uint64_t LoadKey(const void* keys, size_t i, size_t key_bytes) {
   uint64_t key = 0;
@@ -57,7 +64,11 @@ void CheckFinite(const void* keys, size_t key_bytes, const void* grads, size_t n
   }
 }
 
-Table::Table(Options options) : options_(std::move(options)), file_(options_.directory) {
+Table::Table(Options options)
+    : options_(std::move(options)),
+      rows_(true, IsAmple(options_)),
+      indices_(!IsAmple(options_), IsAmple(options_)),
+      file_(options_.directory) {
   if (options_.tiered() && !file_.usable()) {
     throw std::invalid_argument("memory_bytes needs a directory for the rows on disk");
   }
@@ -135,16 +146,17 @@ size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint
   // What lies on the disk is read while the sub-tables before are worked on: many rows at once, and
   // not those of all, which could be too many for the page cache of a control group.
   const bool expects = file_.bytes() > 0;
+  const size_t ahead = std::clamp<size_t>(kExpected * kSubtables / (n + 1), 2, kSubtables / 2);
   const auto expect = [&](size_t s) {
     std::lock_guard lock(subtables_[s]->mutex);
     for (const Grouped& range : grouped) {
       subtables_[s]->Expect(&range.items[range.begin[s]], range.begin[s + 1] - range.begin[s]);
     }
   };
-  for (size_t s = 0; expects && s < kExpected; ++s) expect(s);
+  for (size_t s = 0; expects && s < ahead; ++s) expect(s);
   // All of a sub-table at once: the pages of its rows and of its index are found again soon.
   for_each(kSubtables, [&](size_t s) {
-    if (expects && s + kExpected < kSubtables) expect(s + kExpected);
+    if (expects && s + ahead < kSubtables) expect(s + ahead);
     Subtable& sub = *subtables_[s];
     std::unique_lock<std::mutex> lock;
     if (turn) {

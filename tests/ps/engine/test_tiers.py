@@ -1,5 +1,6 @@
 """Rows on disk: a table far larger than its memory is the same table."""
 
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -84,6 +85,39 @@ def test_memory_stays_within_its_budget_in_one_large_batch() -> None:
     rows = table.pull(keys, read_only=True)
     first = LocalTable.create("t", DIM).pull(keys)
     np.testing.assert_allclose(rows, first - 0.01 - 0.01 / 2**0.5, atol=1e-6)
+
+
+# Prints by how many bytes this process has grown.
+_GROWN = """
+import sys
+import numpy as np
+from ps import LocalTable
+
+def used():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+def push(table, begin):
+    keys = np.arange(begin, begin + 2000)
+    table.push(keys, np.ones((2000, 64), np.float32))
+    table.pull(keys)
+
+push(LocalTable.create("small", 64), 0)
+before = used()
+table = LocalTable.create("t", 64, memory_bytes=int(sys.argv[1]), optimizer="adagrad")
+for begin in range(0, 200_000, 2000):
+    push(table, begin)
+print(used() - before)
+"""
+
+
+def test_memory_of_the_process_stays_within_the_budget() -> None:
+    """Rows of half a KiB, of which slabs would hold half as many again."""
+    budget = 20 << 20
+    command = [sys.executable, "-c", _GROWN, str(budget)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1.15 * budget + (3 << 20)
 
 
 def test_memory_leaves_room_for_an_index_that_grows() -> None:

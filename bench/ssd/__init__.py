@@ -1,0 +1,1 @@
+"""Tables beyond memory beside key-value stores, see `__main__`."""

@@ -1,0 +1,159 @@
+"""Tables beyond memory beside key-value stores: an eighth of the table in memory.
+
+Each contestant is a process in a control group of its own, whose cap is that eighth and what its
+process had before, page cache included. All do the same steps in turns: distinct keys of a Zipf
+law, their rows, Adagrad, the rows written. Rows of each are compared with what NumPy makes of them.
+At last ours goes on until 20 times the table was updated: what was written, and how large it is.
+
+    python -m bench.ssd WORK [--dims 16 64] [--rounds 6] [--within SECONDS] [--json FILE]
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.beyond.turns import can_cap
+from bench.pages import RESULTS, machine, versions, write
+from bench.ssd.contestants import CONTESTANTS
+from bench.ssd.device import random_reads
+from bench.ssd.processes import BESIDE, MEMORY, Process, child
+from bench.ssd.steps import SHARE, TABLE, ZIPF, Steps, count_of, row_bytes
+
+AGED = 20  # times the table, updated in all
+
+
+def measure(work: Path, dim: int, rounds: int, seconds: float, within: float) -> dict[str, Any]:
+    """Turns of all contestants with rows of a width."""
+    until = time.monotonic() + within
+    found: dict[str, Any] = {"rows": count_of(dim), "turns": {}, "filled": {}}
+    found["reads_a_second"] = random_reads(work, TABLE, 2.0)
+    field = {}
+    updated = 0
+    try:
+        for name in CONTESTANTS:  # one after the other: filling is no turn
+            field[name] = Process(name, work, dim)
+            found["filled"][name] = field[name].hear()
+            warmed = field[name].run(seconds)  # until memory is as it stays
+            updated += warmed.get("rows", 0) if name == "ours" else 0
+        for _ in range(rounds):
+            for name, one in field.items():
+                turn = one.run(seconds)
+                found["turns"].setdefault(name, []).append(turn)
+                updated += turn.get("rows", 0) if name == "ours" else 0
+            if time.monotonic() > until:
+                break
+        for name, one in field.items():
+            if name != "ours":
+                one.close()
+        left = max(seconds, until - time.monotonic())
+        aged = field["ours"].run(left, max(1, AGED * count_of(dim) - updated))
+        found["aged"] = {**aged, "tables": (updated + aged.get("rows", 0)) / count_of(dim)}
+    finally:
+        for one in field.values():
+            one.close()
+    _compare(found, Steps(dim))
+    return found
+
+
+def _compare(found: dict[str, Any], steps: Steps) -> None:
+    """Whether rows of each are what NumPy makes of the same steps."""
+    for turns in (*found["turns"].values(), [found["aged"]]):
+        last = turns[-1]
+        if "some" in last:
+            rows = np.array(last["some"], np.float32)
+            last["equal"] = bool(np.allclose(rows, steps.after(last["steps"]), 1e-4, 1e-5))
+        for turn in turns:
+            turn.pop("some", None)
+
+
+def rate(turns: list[dict[str, Any]]) -> float:
+    """Rows a second, of the median turn; zero where one failed."""
+    return statistics.median(t["rows"] / t["seconds"] if t.get("rows") else 0.0 for t in turns)
+
+
+def allowed(one: dict[str, Any], name: str) -> float:
+    """Rows a second for which the disk would have the cold ones read, a page each."""
+    turns = [t for t in one["turns"][name] if t.get("promoted")]
+    if not turns:
+        return float("inf")
+    return statistics.median(one["reads_a_second"] * t["rows"] / t["promoted"] for t in turns)
+
+
+def table(result: dict[str, Any]) -> str:
+    """As Markdown."""
+    names = ", ".join(CONTESTANTS)
+    lines = [
+        f"| dim | rows | rows/s: {names.replace(', ahead', ' with look-ahead')} | over the better "
+        "store | of min(in memory, disk): ours, with look-ahead | written / updated | space / live "
+        "| rows |",
+        "| --- " * 8 + "|",
+    ]
+    for dim, one in result["dims"].items():
+        rates = {name: rate(turns) for name, turns in one["turns"].items()}
+        best = max(rates["rocksdict"], rates["lmdb"]) or float("nan")
+        shares = [
+            f"{rates[name] / min(rates[MEMORY], allowed(one, name)):.0%}"
+            for name in ("ours", "ours, ahead")
+        ]
+        aged, live = one["aged"], one["rows"] * row_bytes(int(dim))
+        wrong = [n for n, turns in one["turns"].items() if not turns[-1].get("equal")]
+        wrong += [] if aged.get("equal") else ["ours at last"]
+        grown = "failed | failed"
+        if aged.get("updated"):
+            grown = (
+                f"{aged['written'] / aged['updated']:.2f} | {aged['space'] / live:.2f} "
+                f"(after {aged['tables']:.0f} tables)"
+            )
+        lines.append(
+            f"| {dim} | {one['rows']:,} | "
+            + ", ".join(f"{rates[name]:,.0f}" if rates[name] else "failed" for name in CONTESTANTS)
+            + f" | **{rates['ours'] / best:.1f} x** | {', '.join(shares)} | {grown} | "
+            + (f"not of {', '.join(wrong)}" if wrong else "equal")
+            + " |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
+    parser.add_argument("--within", type=float, default=230.0, help="seconds for each width")
+    parser.add_argument("--json", type=Path, default=RESULTS / "ssd.json")
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--group", default="-", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        return child(options.child, options.work, options.dims[0], options.group)
+    result: dict[str, Any] = {
+        "benchmark": "ssd",
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "versions": versions("numpy", "rocksdict", "lmdb"),
+        "capped": can_cap(),
+        "table_bytes": TABLE,
+        "cap_bytes": TABLE // SHARE,
+        "memory_bytes": TABLE // SHARE - BESIDE,
+        "zipf": ZIPF,
+        "seconds": options.seconds,
+        "dims": {},
+    }
+    for dim in options.dims:
+        result["dims"][str(dim)] = measure(
+            options.work, dim, options.rounds, options.seconds, options.within
+        )
+        write(options.json, json.dumps(result) + "\n")
+    print(table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
