@@ -1,5 +1,5 @@
-// One product, by what the build defines: a kind, a type and a tile. One takes a minute and gigabytes
-// to compile.
+// One product, by what the build defines: a kind, a type and a tile. One takes a minute and
+// gigabytes to compile.
 #include "product.cuh"
 
 namespace heterps {
