@@ -33,6 +33,9 @@ def main() -> int:
     parser.add_argument("--emulated", action="store_true", help="without a GPU")
     parser.add_argument("--stages", default=",".join(STAGES), help="names, with commas between")
     parser.add_argument("--into", type=Path, help="write gpu.json and its page there")
+    parser.add_argument(
+        "--limit", type=float, default=stages.LIMIT_S, help="seconds of each part of a stage"
+    )
     parser.add_argument("--turns", type=int, help="of each contestant; what bench.moe takes")
     parser.add_argument("--shapes", help="of bench.moe; all unless given")
     options = parser.parse_args()
@@ -47,7 +50,7 @@ def main() -> int:
         parser.error(
             f"what this needs and is not here:{needs}\n--emulated runs every stage without"
         )
-    place = stages.Place(options.emulated)
+    place = stages.Place(options.emulated, options.limit)
     of_moe = [f"--turns={options.turns}"] if options.turns else []
     of_moe += [f"--shapes={options.shapes}"] if options.shapes else []
     run: dict[str, Callable[[], dict[str, Any]]] = {

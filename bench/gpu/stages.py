@@ -15,7 +15,7 @@ from typing import Any
 from bench.pages import ROOT
 
 HOOK = Path(__file__).parent / "emulated"
-LIMIT_S = 3600
+LIMIT_S = 3600.0  # of each part
 PROCESSES = min(8, max(1, (os.cpu_count() or 1) // 2))  # of tests, which are to share one GPU
 # All but the test of the emulation, which leaves fibers waiting: that looks like an overflow.
 SANITIZED = ("route", "gather", "embedding", "quantize", "row_cache", "grouped_ffn")
@@ -23,9 +23,15 @@ SANITIZED = ("route", "gather", "embedding", "quantize", "row_cache", "grouped_f
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where stages run: on a GPU, or on an emulated one."""
+    """Where stages run: on a GPU, or on an emulated one.
+
+    Args:
+        emulated: on one that is emulated.
+        limit_s: seconds that each part of a stage may take.
+    """
 
     emulated: bool
+    limit_s: float = LIMIT_S
 
     def environment(self) -> dict[str, str]:
         """That of processes which are to find the kernels."""
@@ -63,7 +69,7 @@ def missing() -> list[str]:
 
 
 def _run(
-    command: Sequence[str | Path], environment: dict[str, str] | None = None
+    place: Place, command: Sequence[str | Path], environment: dict[str, str] | None = None
 ) -> dict[str, Any]:
     """What came of a command; the end of what it said where it failed."""
     began = time.monotonic()
@@ -75,14 +81,14 @@ def _run(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=LIMIT_S,
+            timeout=place.limit_s,
             check=False,
         )
         failed, said = done.returncode != 0, done.stdout
     except subprocess.TimeoutExpired as late:
         text = late.stdout or b""
         failed, said = True, text.decode(errors="replace") if isinstance(text, bytes) else text
-        said += f"\nended after {LIMIT_S} s"
+        said += f"\nended after {place.limit_s:.0f} s"
     result = {"status": "failed" if failed else "passed", "seconds": time.monotonic() - began}
     return {**result, "says": said[-4000:] if failed else said.strip()[-400:]}
 
@@ -98,17 +104,17 @@ def build(place: Place) -> dict[str, Any]:
     """The native ops with their CUDA kernels, those of Hopper as well."""
     if place.emulated:
         command = "from tests.cuda.emulate import build; build.driver(); print(build.module())"
-        return _together({"ops": _run([sys.executable, "-c", command])})
+        return _together({"ops": _run(place, [sys.executable, "-c", command])})
     code = "from workers.ops import _ops; assert _ops.cuda_capability and _ops.products_sm90"
     kernels: list[str | Path] = [sys.executable, "-c", code]
-    built = _run(kernels)
+    built = _run(place, kernels)
     if built["status"] == "passed":
         return _together({"built before": built})
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-    parts = {"cutlass": _run([*pip, "--no-deps", "nvidia-cutlass"])}
+    parts = {"cutlass": _run(place, [*pip, "--no-deps", "nvidia-cutlass"])}
     options = ["--no-deps", "--no-build-isolation", "-C", "cmake.define.HETERPS_CUDA=ON"]
-    parts["ops"] = _run([*pip, *options, "-e", "."])
-    parts["kernels"] = _run(kernels)
+    parts["ops"] = _run(place, [*pip, *options, "-e", "."])
+    parts["kernels"] = _run(place, kernels)
     return _together(parts)
 
 
@@ -119,23 +125,23 @@ def test(place: Place) -> dict[str, Any]:
         from tests.cuda.emulate import build as emulation
 
         code = "from tests.cuda.emulate import build as b; print(b.driver(b.ADDRESSES))"
-        built = _run([sys.executable, "-c", code])
+        built = _run(place, [sys.executable, "-c", code])
         parts = {"sanitizer's build": built}
         if built["status"] == "passed":
             program = emulation.driver(emulation.ADDRESSES)
             for op in SANITIZED:
-                parts[f"sanitizer, {op}"] = _run([program, op, "4", "1"])
+                parts[f"sanitizer, {op}"] = _run(place, [program, op, "4", "1"])
         only = ["tests/cuda", "-k", "emulated and (opcheck or dtypes)"]
-        parts["ops"] = _run([sys.executable, *pytest, *only])
+        parts["ops"] = _run(place, [sys.executable, *pytest, *only])
         return _together(parts)
     watch = shutil.which("compute-sanitizer")
     on_gpu = ["-m", "pytest", "-q", "-m", "gpu and not exhaustive", "-n", str(PROCESSES)]
-    parts = {"ops": _run([sys.executable, *on_gpu, "tests/cuda"])}
+    parts = {"ops": _run(place, [sys.executable, *on_gpu, "tests/cuda"])}
     whole = ["tests/workers/device", "tests/heterps/commands/test_train_modes.py"]
-    parts["training"] = _run([sys.executable, *on_gpu, *whole])
+    parts["training"] = _run(place, [sys.executable, *on_gpu, *whole])
     if watch:
         watched = [watch, "--target-processes", "all", "--error-exitcode", "99"]
-        parts["sanitizer"] = _run([*watched, sys.executable, *on_gpu, "tests/cuda"])
+        parts["sanitizer"] = _run(place, [*watched, sys.executable, *on_gpu, "tests/cuda"])
     return _together(parts) | {"compute_sanitizer": watch is not None}
 
 
@@ -147,7 +153,7 @@ def train(place: Place) -> dict[str, Any]:
             found = Path(folder) / "found.json"
             command = [sys.executable, "-m", "bench.gpu.training", job, str(found)]
             command += ["--emulated"] if place.emulated else []
-            parts[job] = _run(command, place.environment())
+            parts[job] = _run(place, command, place.environment())
             if found.exists():
                 parts[job] |= json.loads(found.read_text())
     return _together(parts)
@@ -159,7 +165,7 @@ def moe(place: Place, *options: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "bench.moe", "--into", folder]
         command += ["--emulated"] if place.emulated else ["--device", "cuda"]
         command += options
-        stage = _run(command, place.environment())
+        stage = _run(place, command, place.environment())
         found = Path(folder) / "moe.json"
         if found.exists():
             stage["moe"] = json.loads(found.read_text())

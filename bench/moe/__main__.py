@@ -221,15 +221,8 @@ def main() -> None:
         shapes = [known[wanted] for wanted in options.shapes.split(",")]
     turns = options.turns or (50 if on_gpu else 1 if options.emulated else 9)
     clock = "gpu" if on_gpu else "cpu" if options.cpu_time else "wall"
-    rows = []
-    for shape in shapes:
-        for routing in ROUTINGS:
-            if on_gpu:
-                torch.cuda.empty_cache()
-            new = rows_of(shape, routing, getattr(torch, name), options.device, turns, clock)
-            rows += new
-            print(report.lines(new), end="", flush=True)
-    result = {
+    rows: list[dict[str, Any]] = []
+    result: dict[str, Any] = {
         "device": device_name(options.device),
         "dtype": name,
         "turns": turns,
@@ -237,13 +230,21 @@ def main() -> None:
         "date": date.today().isoformat(),
         "emulated": options.emulated,
         "versions": versions("torch"),
-        "shapes": [asdict(shape) for shape in shapes],
-        "left_out": [shape.name for shape in every if shape not in shapes],
         "rows": rows,
     }
-    if not options.no_write:
-        write((options.into or RESULTS) / "moe.json", json.dumps(result, indent=1) + "\n")
-        report.write_page(result, options.into or DOCS)
+    for number, shape in enumerate(shapes, 1):
+        for routing in ROUTINGS:
+            if on_gpu:
+                torch.cuda.empty_cache()
+            new = rows_of(shape, routing, getattr(torch, name), options.device, turns, clock)
+            rows += new
+            print(report.lines(new), end="", flush=True)
+        measured = shapes[:number]
+        result["shapes"] = [asdict(shape) for shape in measured]
+        result["left_out"] = [shape.name for shape in every if shape not in measured]
+        if not options.no_write:
+            write((options.into or RESULTS) / "moe.json", json.dumps(result, indent=1) + "\n")
+            report.write_page(result, options.into or DOCS)
 
 
 if __name__ == "__main__":

@@ -318,6 +318,7 @@ class Captured(Run):
             raise AbsentError("graphs are for GPUs alone")
         self.inner = inner(problem)
         self.pool = torch.cuda.graph_pool_handle()
+        self.all: list[torch.cuda.CUDAGraph] = []  # with the last of its graphs a pool goes
         self.graphs: dict[tuple[bool, int], torch.cuda.CUDAGraph] = {}
 
     def layer(self, x: Tensor) -> Tensor:
@@ -332,6 +333,7 @@ class Captured(Run):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             result = work(batch)
+        self.all.append(graph)
         return graph, result
 
     def replay(self, backward: bool, batch: int) -> None:

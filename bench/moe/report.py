@@ -22,8 +22,8 @@ size; both are medians of the ratios inside a turn, so that what else ran on the
 counts less. *both* is forward and backward.
 
 On a CPU the shapes are those of the GPU with T / 32, H / 8, I / 8 and at most 64
-experts: the full ones would take minutes a pass. **The CUDA kernels have not been
-measured: no GPU was at hand.** With one, `make bench-moe` runs the full shapes, and
+experts: the full ones would take minutes a pass. What a GPU gave stands
+[elsewhere](gpus.md#what-one-h200-has-shown). With one, `make bench-moe` runs the full shapes, and
 Liger-Kernel (`liger-kernel`) and FBGEMM GenAI (`fbgemm-gpu-genai`) where they are installed.
 
 {shapes}{left_out}
