@@ -20,11 +20,17 @@ def decompositions() -> dict[OpOverload, _Op]:
     """By operator of ours, what `ExportedProgram.run_decompositions` is to put in its place."""
     ops = torch.ops.heterps
     return {
+        ops.router_logits.default: _router_logits,
         ops.route.default: _route,
+        ops.group.default: _group,
         ops.gather_rows.default: gather_rows_plainly,
         ops.gather_sum.default: gather_sum_plainly,
         ops.grouped_ffn.default: _grouped_ffn,
     }
+
+
+def _router_logits(x: Tensor, weight: Tensor) -> Tensor:
+    return x.to(weight.dtype) @ weight.t()
 
 
 def _route(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -35,12 +41,16 @@ def _route(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         picks.append(left.argmax(dim=1, keepdim=True))  # the first of equal ones
         left = left.scatter(1, picks[-1], -float("inf"))
     chosen = torch.cat(picks, dim=1)
-    flat = chosen.flatten()
+    return chosen.int(), *_group(chosen, logits.shape[1])
+
+
+def _group(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    flat = chosen.flatten().long()
     number = torch.arange(flat.shape[0], device=flat.device)
     order = (flat * flat.shape[0] + number).argsort()
-    bounds = torch.arange(logits.shape[1] + 1, device=flat.device)
+    bounds = torch.arange(experts + 1, device=flat.device)
     offsets = (flat.unsqueeze(0) < bounds.unsqueeze(1)).sum(dim=1)
-    return chosen.int(), order, order.argsort(), offsets
+    return order, order.argsort(), offsets
 
 
 def _grouped_ffn(

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.ops import gather_rows, gather_sum, grouped_ffn, route
+from workers.ops import gather_rows, gather_sum, grouped_ffn, route, router_logits
 from workers.ops.grouped_ffn import ACTIVATIONS
 from workers.ops.plain import decompositions
 
@@ -30,6 +30,15 @@ def test_experts_are_chosen_alike_equal_and_missing_numbers_too(tokens, experts,
     found = plainly("route", logits, k)
     for one, other in zip((own.chosen, own.order, own.inverse, own.offsets), found, strict=True):
         assert torch.equal(one, other)
+    for one, other in zip(found[1:], plainly("group", own.chosen, experts), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_logits_of_a_router_are_the_same() -> None:
+    random = torch.Generator().manual_seed(5)
+    x, weight = torch.randn(7, 6, generator=random), torch.randn(4, 6, generator=random)
+    found = plainly("router_logits", x.bfloat16(), weight)
+    torch.testing.assert_close(found, router_logits(x.bfloat16(), weight))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
