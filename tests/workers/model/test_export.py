@@ -57,6 +57,11 @@ class Experts(Model):
         click, other = self.head(x).unbind(1)
         return {"click": click, "other": other}
 
+class Prototypes(Experts):
+    def __init__(self):
+        super().__init__()
+        self.experts = MoE(11, experts=4, hidden=6, k=2, gate="prototype")
+
 class Fixed(Model):
     def forward(self, sparse, dense):
         return super().forward(sparse, dense)["click"].reshape(3)
@@ -226,8 +231,9 @@ def test_a_program_and_exported_rows_give_what_the_model_gives(tmp_path, capsys)
     assert names == ["model.pt2", "model.pt2.json", "model.pt2.tables"]
 
 
-def test_a_mixture_of_experts_runs_where_we_are_not(tmp_path):
-    data = saved(tmp_path, "Experts")
+@pytest.mark.parametrize("entry", ["Experts", "Prototypes"])
+def test_a_mixture_of_experts_runs_where_we_are_not(entry, tmp_path):
+    data = saved(tmp_path, entry)
     target = tmp_path / "model.pt2"
     assert cli.main(["export", str(tmp_path / "out"), "--torch", str(target)]) == 0
     model = heterps.load(tmp_path / "out")
@@ -279,7 +285,7 @@ def test_a_program_of_one_batch_size_alone_is_refused(tmp_path, capsys):
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
     reason="ONNX is not installed",
 )
-@pytest.mark.parametrize("entry", ["Model", "Experts"])
+@pytest.mark.parametrize("entry", ["Model", "Experts", "Prototypes"])
 def test_onnx_gives_what_the_model_gives(tmp_path, entry):
     import onnxruntime
 
