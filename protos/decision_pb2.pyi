@@ -319,6 +319,8 @@ class ResourceType(_message.Message):
     HOST_BANDWIDTH_BYTES_S_FIELD_NUMBER: _builtins.int
     RESTART_S_FIELD_NUMBER: _builtins.int
     THREADS_FIELD_NUMBER: _builtins.int
+    THREADS_ANY_FIELD_NUMBER: _builtins.int
+    NODE_UNITS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     price_per_hour: _builtins.float
     limit: _builtins.int
@@ -342,6 +344,12 @@ class ResourceType(_message.Message):
     """as recovery_s, of the only unit of its stage; 0: no more than that"""
     threads: _builtins.int
     """cores of a unit, which its worker computes on; 0: one"""
+    node_units: _builtins.int
+    """that nodes declare, in a unit here; 0: one"""
+    @_builtins.property
+    def threads_any(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """units are cores: a worker has one of these numbers of them"""
+
     def __init__(
         self,
         *,
@@ -359,10 +367,12 @@ class ResourceType(_message.Message):
         host_bandwidth_bytes_s: _builtins.float = ...,
         restart_s: _builtins.float = ...,
         threads: _builtins.int = ...,
+        threads_any: _abc.Iterable[_builtins.int] | None = ...,
+        node_units: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "host_bandwidth_bytes_s", b"host_bandwidth_bytes_s", "interruptions_per_hour", b"interruptions_per_hour", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "price_per_hour", b"price_per_hour", "recovery_s", b"recovery_s", "restart_s", b"restart_s", "threads", b"threads", "units_per_host", b"units_per_host"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "host_bandwidth_bytes_s", b"host_bandwidth_bytes_s", "interruptions_per_hour", b"interruptions_per_hour", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "node_units", b"node_units", "price_per_hour", b"price_per_hour", "recovery_s", b"recovery_s", "restart_s", b"restart_s", "threads", b"threads", "threads_any", b"threads_any", "units_per_host", b"units_per_host"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,7 @@ from scheduler.problem.deadline import MARGIN
 from scheduler.problem.demands import Demands, Pin
 from scheduler.problem.fields import Fields, InputError
 from scheduler.problem.inputs import ResourcesLike, WorkloadLike, as_resources, as_workload
+from scheduler.problem.threads import cut
 from scheduler.problem.wording import hours_text, money_text, rate_text, sentence
 
 
@@ -63,6 +64,7 @@ def plan(
     """
     started = time.perf_counter()
     workload, resources = as_workload(workload), as_resources(resources)
+    resources = cut(resources, workload)
     demands = Demands.check(workload, min_throughput, max_price_per_hour, finish_by, pin, exclude)
     if method not in METHODS:
         problem = f"{method!r}: expected a planning method{near_or_all(str(method), METHODS)}"

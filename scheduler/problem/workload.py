@@ -1,7 +1,7 @@
 """What is planned: a workload's layers with their costs, and the resources with their prices."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,10 @@ class ResourceType:
     since the last cut included that are done again; 0: as where there are others. `units_per_host`
     units are on a host, all of them where it is 0, and `host_bandwidth_bytes_s` bytes a second pass
     between two hosts; 0 where that costs no more than within one. A unit of a CPU is `threads`
-    cores, on which one worker computes; 0 is one. Price and memory are the unit's.
+    cores, on which one worker computes; 0 is one. Price and memory are the unit's. Where
+    `threads_any` has numbers, units are cores, and workers have any one of these numbers of them,
+    the same in all of a plan. Of the type that it is then planned with, a unit is `node_units` of
+    those that nodes declare; 0 is one.
     """
 
     name: str
@@ -211,6 +214,8 @@ class ResourceType:
     host_bandwidth_bytes_s: float = field(default=0.0, metadata=OPTIONAL)
     restart_s: float = field(default=0.0, metadata=OPTIONAL)
     threads: int = field(default=0, metadata=OPTIONAL)
+    threads_any: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
+    node_units: int = field(default=0, metadata=OPTIONAL)
 
     @property
     def alone_s(self) -> float:
@@ -253,6 +258,8 @@ class Resources:
             for index, item in enumerate(fields.items("types"))
         )
         unique([kind.name for kind in types], source, "types")
+        if sum(bool(kind.threads_any) for kind in types) > 1:
+            raise InputError(source, "types", "threads_any: expected at most one type with it")
         return cls(types, source)
 
     @classmethod
@@ -329,6 +336,13 @@ def _parse_threads(value: object, source: str) -> Mapping[str, int]:
     return {name: fields.integer(name, 1, MAX_THREADS) for name in given}
 
 
+def _threads_any(fields: Fields) -> Iterator[int]:
+    for one in fields.items("threads_any", least=0):
+        if isinstance(one, bool) or not isinstance(one, int) or not 1 <= one <= MAX_THREADS:
+            raise fields.error("threads_any", f"whole numbers from 1 to {MAX_THREADS}")
+        yield one
+
+
 def _parse_type(value: object, path: str, source: str) -> ResourceType:
     fields = Fields(value, path, source, tuple(ResourceType.__slots__))
     device = fields.text("device", default="", allow_empty=True)
@@ -349,7 +363,13 @@ def _parse_type(value: object, path: str, source: str) -> ResourceType:
         host_bandwidth_bytes_s=fields.number("host_bandwidth_bytes_s", default=0.0),
         restart_s=fields.number("restart_s", default=0.0),
         threads=fields.integer("threads", 0, MAX_THREADS, default=0),
+        threads_any=tuple(_threads_any(fields)),
+        node_units=fields.integer("node_units", 0, MAX_THREADS, default=0),
     )
+    if found.threads_any and (found.threads or found.node_units or not found.is_cpu):
+        raise fields.error("threads_any", "a CPU type, device: cpu, without threads of its own")
+    if found.node_units not in (0, found.threads):
+        raise fields.error("node_units", "as many as threads")
     if found.cores > 1 and not found.is_cpu:
         raise fields.error("threads", "1 of a type that is no CPU; of a CPU say device: cpu")
     return found

@@ -13,6 +13,7 @@ from protos.decision_pb2 import Decision
 from protos.generations import keeps_cuts, may_regroup
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD
+from scheduler.problem.threads import node_units
 from scheduler.replanning.measure import Measurement
 from scheduler.runs.beginning import Beginning, descended, leads_cuts
 from scheduler.runs.calls import Interrupted
@@ -79,7 +80,7 @@ class Attempt:
         self.waits_for_units = False
         self.waits_for_nodes = False
         self.may_run_unseen = False
-        self.decision = Decision()
+        self._decision = Decision()
         self.beginning = Beginning()
         self.started_s = 0.0
         self.lacking: frozenset[str] = frozenset()
@@ -92,6 +93,17 @@ class Attempt:
         self._cancelled = threading.Event()
         self._ending = Ending(pb.END_CANCELLED)
         self._handed_over = False
+
+    @property
+    def decision(self) -> Decision:
+        """What it runs by."""
+        return self._decision
+
+    @decision.setter
+    def decision(self, decision: Decision) -> None:
+        # Units that it reserves, and gives back, are those of its plan from here on.
+        self.context.nodes.size(self.id.job_id, node_units(decision.resources.types))
+        self._decision = decision
 
     @property
     def processes(self) -> list[Process]:
@@ -155,10 +167,11 @@ class Attempt:
         self._place(record)
         status = context.jobs.get(self.id.job_id) or pb.JobStatus()
         self.beginning = Beginning(status.from_step, status.from_samples)
-        self.decision = context.store.decision(self.id.job_id) or Decision()
+        decision = context.store.decision(self.id.job_id) or Decision()
         if record.HasField("decision"):  # the job's may not have been written any more
-            self.decision.CopyFrom(record.decision)
-            context.store.put_decision(self.id.job_id, self.decision)
+            decision.CopyFrom(record.decision)
+            context.store.put_decision(self.id.job_id, decision)
+        self.decision = decision
         self.started_s = record.start_s
         for process in self.processes:
             context.nodes.presume(process.node)

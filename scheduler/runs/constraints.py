@@ -151,7 +151,10 @@ def shared_cores(decision: Decision, nodes: Sequence[NodeStatus]) -> list[str]:
     units: Counter[str] = Counter()
     wanted: Counter[str] = Counter()
     cores: dict[str, int] = {}
-    threads = {kind.name: kind.threads or 1 for kind in decision.resources.types}
+    threads = {
+        kind.name: (kind.threads or 1) // (kind.node_units or 1)
+        for kind in decision.resources.types
+    }
     for node in nodes:
         if node.cores and node.type in used:
             units[host_of(node)] += node.units

@@ -248,8 +248,12 @@ class Dispatcher:
         if any(other.priority > attempt.priority for other in others):
             return False
         lacking = [one for one in everybody if one.priority >= attempt.priority]
-        free = self._context.nodes.available("")
-        return not any(free.get(kind) for other in lacking for kind in other.lacking)
+        nodes = self._context.nodes
+        return not any(
+            nodes.available(other.id.job_id, own=False).get(kind)
+            for other in lacking
+            for kind in other.lacking
+        )
 
     def _end_late(self) -> None:
         """End the jobs that have run for longer than they may."""

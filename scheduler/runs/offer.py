@@ -10,6 +10,7 @@ from protos.decision_pb2 import Resources, ResourceType, Workload
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileReply, ProfileRequest
 from protos.scheduler_pb2 import NodeStatus
+from scheduler.problem.threads import cut_message
 from scheduler.runs.calls import Channels, Stop, call
 from scheduler.runs.processes import AttemptId
 from scheduler.state.packing import host_of
@@ -68,8 +69,13 @@ def wanted_types(job: JobSpec) -> list[str]:
     return [kind.name for kind in job.schedule.offered.types]
 
 
-def make_offer(job: JobSpec, nodes: Sequence[NodeStatus]) -> Offer:
+def make_offer(
+    job: JobSpec, nodes: Sequence[NodeStatus], threads: Mapping[str, int] | None = None
+) -> Offer:
     """Cut a job's resources down to what the live `nodes` have.
+
+    Args:
+        threads: of a worker, by type, where a type leaves them open; by default its first.
 
     Raises:
         OfferError: nothing is left.
@@ -82,22 +88,26 @@ def make_offer(job: JobSpec, nodes: Sequence[NodeStatus]) -> Offer:
     small: dict[str, str] = {}
     for kind in job.schedule.offered.types:
         having = [node for node in nodes if node.type == kind.name]
-        units = sum(node.units for node in having)
-        if not units:
+        size = (threads or {}).get(kind.name, kind.threads_any[0]) if kind.threads_any else 1
+        units = sum(node.units // size for node in having)
+        if not sum(node.units for node in having):
             absent.append(kind.name)
             continue
         if job.train.precision == "bf16" and any(node.without_bf16 for node in having):
             unfit.append(kind.name)
             continue
-        if why := _too_small(kind, having):
+        if why := _too_small(kind, having) or _too_few(kind, having, size):
             small[kind.name] = why
             continue
         entry = ResourceType()
         entry.CopyFrom(kind)
-        entry.limit = min(kind.limit, units) if kind.limit else units
+        entry.node_units = 0  # of a file: nodes' units are what they declare
+        if kind.threads_any:
+            cut_message(entry, size)
+        entry.limit = min(entry.limit, units) if entry.limit else units
         entry.device = kind.device or ("cpu" if kind.name.lower().startswith("cpu") else "cuda")
         entry.emulated = any(node.emulated for node in having)
-        entry.units_per_host = _units_per_host(having)
+        entry.units_per_host = _units_per_host(having, size)
         types.append(entry)
     if not types and small:
         raise OfferError(f"schedule.resources: {Offer(Resources(), (), (), small).note}")
@@ -132,11 +142,26 @@ def _too_small(kind: ResourceType, nodes: Sequence[NodeStatus]) -> str:
     return ""
 
 
-def _units_per_host(nodes: Sequence[NodeStatus]) -> int:
-    """Units of the largest host; 0 where all are on one."""
+def _too_few(kind: ResourceType, nodes: Sequence[NodeStatus], size: int) -> str:
+    """Why there is no unit of so many of those that nodes declare; empty: there is one."""
+    real = [node for node in nodes if not node.emulated]
+    small = next((node for node in real if 0 < node.cores < size), None)
+    if size < 2:
+        return ""
+    if small is not None:
+        return f"{size} threads, and node {small.node_id} has {small.cores} cores"
+    if 0 < kind.limit < size:
+        return f"{size} threads, and the limit is {kind.limit} cores"
+    if not any(node.units // size for node in nodes):
+        return f"{size} threads, and no node declares so many units"
+    return ""
+
+
+def _units_per_host(nodes: Sequence[NodeStatus], size: int = 1) -> int:
+    """Units of the largest host, each of so many that nodes declare; 0 where all are on one."""
     units: Counter[str] = Counter()
     for node in nodes:
-        units[host_of(node)] += node.units
+        units[host_of(node)] += node.units // size
     return max(units.values()) if len(units) > 1 else 0
 
 
@@ -300,6 +325,30 @@ def merge(measured: Sequence[tuple[str, Workload]]) -> Workload:
         base.linear.extend(one for one in other.linear if one.type == kind)
         base.threads.update(other.threads)
     return base
+
+
+def with_threads(base: Workload, kind: str, found: Workload) -> Workload:
+    """A workload, with the costs of one type as they were measured with other threads.
+
+    Raises:
+        OfferError: they are of another model.
+    """
+    first = Workload()
+    first.CopyFrom(base)
+    others = [one for one in first.linear if one.type != kind]
+    del first.linear[:]
+    first.linear.extend(others)
+    if kind in first.threads:
+        del first.threads[kind]
+    measured = (
+        name
+        for layer in first.layers
+        for name, cost in layer.cost.items()
+        if not cost.estimated and name != kind
+    )
+    if not any(measured):  # nothing is left of what was measured so
+        first.overhead = 0.0
+    return merge([("", first), (kind, found)])
 
 
 def _resize(workload: Workload, samples: int) -> None:

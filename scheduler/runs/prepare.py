@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from protos.decision_pb2 import Decision, Workload
+from protos.decision_pb2 import Decision, Resources, Workload
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
     END_INFEASIBLE_PLAN,
@@ -20,6 +20,7 @@ from protos.scheduler_pb2 import (
 )
 from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
+from scheduler.problem.threads import node_units
 from scheduler.problem.wording import sentence
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.beginning import beginning_of
@@ -40,7 +41,9 @@ from scheduler.runs.offer import (
     offered,
     profile,
     profiling_types,
+    with_threads,
 )
+from scheduler.runs.options import Option, cheapest, compared, offers_of, open_type, routed
 from scheduler.runs.plans import keep_begun
 from scheduler.runs.recoveries import with_times
 from scheduler.runs.states import State
@@ -94,20 +97,35 @@ class Preparation:
         attempt.persist(lambda: context.jobs.write(attempt.id.job_id))
         if status is not None and status.attempts:
             self._await_nodes(spec, drained=status.attempts[-1].drained)
-        offer, live = self._offer(spec)
-        if offer.note:
-            _log.info("job %s: %s", attempt.id.job_id, offer.note)
+        offers, live = self._offers(spec)
+        for offer in offers:
+            if offer.note:
+                _log.info("job %s: %s", attempt.id.job_id, offer.note)
         times = attempt.persist(context.store.recovery_times)
-        resources, said = with_times(offer.resources, times, spec)
-        offer = replace(offer, resources=resources)
+        timed = [with_times(offer.resources, times, spec) for offer in offers]
+        said = timed[0][1]
+        offers = [
+            replace(offer, resources=resources)
+            for offer, (resources, _) in zip(offers, timed, strict=True)
+        ]
         self._keep_routes(spec)
         given = bool(spec.schedule.given.layers)
-        workload = given_workload(spec, offer) if given else self._profile(spec, offer)
+        if given:
+            workloads = [given_workload(spec, offers[0])]
+        else:
+            offers = self._profilable(spec, offers)
+            workloads = self._profiles(spec, offers)
         if self._kept_at:
             said = [*said, _kept_note(self._kept_at)]
-        constrained = of_job(workload, spec, live)
         attempt.enter(State.PLANNING)
-        decision = self._plan(spec, constrained.workload, offer)
+        options = []
+        for offer, workload in zip(offers, workloads, strict=True):
+            constrained = of_job(workload, routed(spec, offer), live)
+            decision = self._plan(spec, constrained.workload, offer)
+            options.append(Option(offer, constrained, decision))
+        chosen = cheapest(options)
+        offer, constrained, decision = chosen.offer, chosen.constrained, chosen.decision
+        said = [*said, *compared(chosen, options)]
         if given and may_depend_on_model(decision, spec):
             home = next(node for node in live if node.type in decision.assignment)
             seen = look(attempt.id, spec, home, context.channels, self._stop)
@@ -131,6 +149,8 @@ class Preparation:
         before = self._attempt.persist(lambda: store.decision(job_id))
         if before is None:
             return
+        threads = {kind.name: kind.node_units or 1 for kind in before.resources.types}
+        nodes.size(job_id, node_units(before.resources.types))
         shards, singles = shards_of(before, 0, nodes.live(registry.SHARD))
         counts = _counted([*groups_of(before), *shards], singles)
         until = time.monotonic() + _RETURN_S
@@ -141,13 +161,13 @@ class Preparation:
             return not drained and time.monotonic() < until
 
         def back() -> bool:
-            alive = nodes.units()
+            alive = nodes.units(job_id)
             if all(alive.get(kind, 0) >= count for kind, count in counts.items()):
                 return True
             if may_return():
                 return False
             try:
-                offer = make_offer(spec, nodes.placeable())
+                offer = make_offer(spec, nodes.placeable(), threads)
                 if offer in tried:
                     return False
                 tried.append(offer)
@@ -162,15 +182,18 @@ class Preparation:
             text = "waits for nodes that have gone to come back"
         self._wait_for(lambda: back() or self._lacks(text, nodes_too=not may_return()))
 
-    def _offer(self, spec: JobSpec) -> tuple[Offer, list[NodeStatus]]:
-        """What the job can be planned on, and the live nodes; waits until there is something."""
+    def _offers(self, spec: JobSpec) -> tuple[list[Offer], list[NodeStatus]]:
+        """What the job can be planned on, and the live nodes; waits until there is something.
+
+        Several where a type leaves open how many threads its workers have.
+        """
         nodes = self._context.nodes
-        found: list[tuple[Offer, list[NodeStatus]]] = []
+        found: list[tuple[list[Offer], list[NodeStatus]]] = []
 
         def ready() -> bool:
             live = nodes.placeable()
             try:
-                found.append((make_offer(spec, live), live))
+                found.append((offers_of(spec, live), live))
             except AbsentError as error:
                 return self._lacks(f"waits: {error}")
             return True
@@ -183,34 +206,56 @@ class Preparation:
     def _keep_routes(self, spec: JobSpec) -> None:
         """Have products run where they ran before, in this job or the one that it goes on from.
 
-        Else an attempt would have other sums, and its weights other bits. Where a type has other
-        threads than it had, sums are others anyway, and what was measured with those is nothing.
+        Else an attempt would have other sums, and its weights other bits.
         """
         store = self._context.store
-        threads = {kind.name: kind.threads or 1 for kind in spec.schedule.offered.types}
         for job_id in filter(None, (self._attempt.id.job_id, spec.train.resume.job_id)):
             before = self._attempt.persist(partial(store.decision, job_id))
             if before is not None and before.workload.linear:
                 del spec.train.routes[:]
-                spec.train.routes.extend(
-                    one
-                    for one in before.workload.linear
-                    if threads.get(one.type, one.threads or 1) == (one.threads or 1)
-                )
+                spec.train.routes.extend(before.workload.linear)
                 return
 
-    def _profile(self, spec: JobSpec, offer: Offer) -> Workload:
-        """Measure on one free unit of each type that is to be measured."""
+    def _profilable(self, spec: JobSpec, offers: list[Offer]) -> list[Offer]:
+        """Those of offers of other threads for which as many cores are free on a node now.
+
+        Others may hold the rest for days: a plan for fewer is not to wait for that.
+        """
         nodes, owner = self._context.nodes, f"{self._attempt.id.job_id} (profiling)"
-        kinds = profiling_types(offer)
+        found = []
+        for offer in offers if len(offers) > 1 else ():
+            nodes.size(owner, node_units(offer.resources.types))
+            if nodes.available(owner).get(open_type(spec)):
+                found.append(offer)
+        nodes.size(owner, {})
+        return found or offers[:1]
+
+    def _profiles(self, spec: JobSpec, offers: Sequence[Offer]) -> list[Workload]:
+        """The costs on each offer: on others than the first, what workers of other threads take."""
+        first = self._profile(routed(spec, offers[0]), offers[0], profiling_types(offers[0]))
+        found = [first]
+        for offer in offers[1:]:
+            kind = open_type(spec)
+            types = [one for one in offer.resources.types if one.name == kind]
+            alone = replace(offer, resources=Resources(types=types))
+            measured = self._profile(routed(spec, offer), alone, [kind])
+            found.append(with_threads(first, kind, measured))
+        return found
+
+    def _profile(self, spec: JobSpec, offer: Offer, kinds: list[str]) -> Workload:
+        """Measure on one free unit of each of these types."""
+        nodes, owner = self._context.nodes, f"{self._attempt.id.job_id} (profiling)"
+        nodes.size(owner, node_units(offer.resources.types))
         try:
             homes = self._wait_for_units(owner, [], kinds)
             channels = self._context.channels
             found = profile(self._attempt.id, spec, offer, homes, channels, self._stop)
-            self._kept_at = found.kept_at
+            if found.kept_at:
+                self._kept_at = min(self._kept_at or found.kept_at, found.kept_at)
             return found.workload
         finally:
             nodes.release(owner)
+            nodes.size(owner, {})
 
     def _plan(self, spec: JobSpec, workload: Workload, offer: Offer) -> Decision:
         # Brings NumPy and, for ppo, torch: only when it is needed.
@@ -322,10 +367,10 @@ class Preparation:
             if placed is not None:
                 got.extend(placed)
                 return True
-            counts, alive = _counted(groups, singles), nodes.units()
+            counts, alive = _counted(groups, singles), nodes.units(owner)
             needs = ", ".join(f"{count} {kind}" for kind, count in counts.items())
             few = [kind for kind, count in counts.items() if alive.get(kind, 0) < count]
-            if not few and nodes.could_reserve(groups, singles):
+            if not few and nodes.could_reserve(groups, singles, owner):
                 return self._lacks(f"waits for {needs} to become free", nodes_too=False)
             there = ", ".join(f"{alive.get(kind, 0)} {kind}" for kind in counts)
             together = [f"{group.units} {group.type}" for group in groups if group.one_host]

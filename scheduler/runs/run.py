@@ -151,6 +151,7 @@ def _finish(attempt: Attempt, ending: Ending) -> None:
         except Exception:
             _log.exception("job %s: cleaning up", job_id)
         context.nodes.release(job_id)
+        context.nodes.size(job_id, {})
         written = _end(attempt, ending)
     attempt.move(State.ENDED if written else State.HANDED_OVER)
 

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protos.scheduler_pb2 import NodeStatus
@@ -39,7 +39,8 @@ class Nodes:
         self._store = store
         self.lease_s = lease_s
         self._leases: dict[str, _Lease] = {}
-        self._taken: dict[str, Counter[str]] = {}  # owner -> node id -> units
+        self._taken: dict[str, Counter[str]] = {}  # owner -> node id -> units, of the owner's size
+        self._sizes: dict[str, Mapping[str, int]] = {}  # owner -> type -> units of nodes in a unit
         self._gone: dict[str, str] = {}  # how nodes ended, by id
         self._drained: set[str] = set()  # ids of nodes that drain, or did until they ended
         self._unwritten: dict[str, NodeStatus | None] = {}  # by node id; None: it has left
@@ -168,7 +169,7 @@ class Nodes:
             for status in self._live(None):
                 copy = NodeStatus()
                 copy.CopyFrom(status)
-                copy.units_used = self._used(status.node_id)
+                copy.units_used = self._used(status)
                 nodes.append(copy)
             return nodes
 
@@ -183,21 +184,46 @@ class Nodes:
         left = [status for status in self.listed() if status.node_id > after]
         return left[:most], left[most - 1].node_id if len(left) > most else ""
 
-    def units(self) -> dict[str, int]:
-        """Units of live nodes that take processes, by type; taken or not."""
+    def size(self, owner: str, sizes: Mapping[str, int]) -> None:
+        """Have a unit of `owner` be several of those that nodes declare.
+
+        All that it reserves, holds and gives back is counted in its own, from then on.
+
+        Args:
+            sizes: by type; of others it is one.
+
+        Raises:
+            ValueError: it holds units of another size.
+        """
+        with self.changed:
+            if dict(self._sizes.get(owner, {})) == dict(sizes):
+                return
+            for status in self._live(NODE):
+                held = self._taken.get(owner, Counter())[status.node_id]
+                if held and self._size(owner, status) != sizes.get(status.type, 1):
+                    raise ValueError(f"{owner} holds units of {status.type} of another size")
+            self._sizes[owner] = dict(sizes)
+            if not sizes:
+                del self._sizes[owner]
+
+    def units(self, owner: str = "") -> dict[str, int]:
+        """Units of live nodes that take processes, by type; taken or not. In those of `owner`."""
         units: Counter[str] = Counter()
         for status in self.placeable():
-            units[status.type] += status.units
+            units[status.type] += status.units // self._size(owner, status)
         return dict(units)
 
-    def available(self, owner: str) -> dict[str, int]:
-        """Units by type that `owner` could have: those that nobody else holds."""
+    def available(self, owner: str, *, own: bool = True) -> dict[str, int]:
+        """Units by type that `owner` could have: those that nobody else holds.
+
+        Args:
+            own: or it does itself.
+        """
         with self.changed:
             units: Counter[str] = Counter()
-            own = self._taken.get(owner, Counter())
+            held = self._taken.get(owner, Counter()) if own else Counter()
             for status in self.placeable():
-                used = self._used(status.node_id) - own[status.node_id]
-                units[status.type] += max(0, status.units - used)
+                units[status.type] += max(0, self._free(owner, status, held[status.node_id]))
         return dict(units)
 
     def reserve(
@@ -230,19 +256,19 @@ class Nodes:
                 if not self._leases[s.node_id].presumed and s.node_id not in avoid
             ]
             own = Counter(held)
-            free = Counter(
-                {s.node_id: s.units - self._used(s.node_id) + own[s.node_id] for s in nodes}
-            )
+            free = Counter({s.node_id: self._free(owner, s, own[s.node_id]) for s in nodes})
             placed = _placed(groups, singles, nodes, free)
             if placed is not None:
                 more = Counter(s.node_id for s in placed) - own
                 self._taken.setdefault(owner, Counter()).update(more)
             return placed
 
-    def could_reserve(self, groups: Sequence[Group], singles: Sequence[str] = ()) -> bool:
-        """Whether the live nodes would have all these units if no job held any."""
+    def could_reserve(
+        self, groups: Sequence[Group], singles: Sequence[str] = (), owner: str = ""
+    ) -> bool:
+        """Whether the live nodes would have all these units of `owner` if no job held any."""
         nodes = self.placeable()
-        units = Counter({s.node_id: s.units for s in nodes})
+        units = Counter({s.node_id: s.units // self._size(owner, s) for s in nodes})
         return _placed(groups, singles, nodes, units) is not None
 
     def restore(self, owner: str, node_ids: Sequence[str]) -> None:
@@ -290,8 +316,21 @@ class Nodes:
         found = [s for s in statuses if kind is None or s.kind == kind]
         return sorted(found, key=lambda s: s.node_id)
 
-    def _used(self, node_id: str) -> int:
-        return sum(taken[node_id] for taken in self._taken.values())
+    def _size(self, owner: str, status: NodeStatus) -> int:
+        """Units of a node in one of `owner`."""
+        return self._sizes.get(owner, {}).get(status.type, 1)
+
+    def _used(self, status: NodeStatus) -> int:
+        """Units that jobs hold of a node, as it declares them."""
+        return sum(
+            taken[status.node_id] * self._size(owner, status)
+            for owner, taken in self._taken.items()
+        )
+
+    def _free(self, owner: str, status: NodeStatus, back: int) -> int:
+        """Units that `owner` can take of a node, with so many of its own that it would give."""
+        size = self._size(owner, status)
+        return (status.units - self._used(status)) // size + back
 
 
 def _placed(

@@ -1,10 +1,10 @@
 """A job that trains, planned anew: with what was measured, on the nodes that are there now."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from protos.decision_pb2 import Decision
+from protos.decision_pb2 import Decision, ResourceType
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import JobStatus, NodeStatus
 from scheduler.replanning.measure import Measurement
@@ -36,7 +36,11 @@ def offered_now(decision: Decision, spec: JobSpec, nodes: Nodes, owner: str) -> 
     """As `on_nodes_now`, of the decision of a job that holds its units as `owner`."""
     live = nodes.placeable()
     free = nodes.available(owner)
-    offer = make_offer(spec, live)
+    # Of a type that it did not know a unit is one of a node's: it may reserve some before it has a
+    # plan with them.
+    threads = {kind.name: 1 for kind in spec.schedule.offered.types}
+    threads |= {kind.name: kind.node_units or 1 for kind in decision.resources.types}
+    offer = make_offer(spec, live, threads)
     found = Decision()
     found.CopyFrom(decision)
     known = {kind.name: kind for kind in decision.resources.types}
@@ -50,7 +54,7 @@ def offered_now(decision: Decision, spec: JobSpec, nodes: Nodes, owner: str) -> 
     there = {kind.name for kind in found.resources.types}
     gone = [kind for kind in decision.resources.types if kind.name not in there]
     found.resources.types.extend(gone)
-    _add_costs(found, spec, there)
+    _add_costs(found, spec, offer.resources.types)
     named = {kind.name for kind in found.resources.types}
     shut = {kind.name for kind in gone} | {name for name in there if not free.get(name, 0)}
     own = set(decision.assignment) & there
@@ -59,17 +63,19 @@ def offered_now(decision: Decision, spec: JobSpec, nodes: Nodes, owner: str) -> 
     return found
 
 
-def _add_costs(found: Decision, spec: JobSpec, there: Collection[str]) -> None:
+def _add_costs(found: Decision, spec: JobSpec, offered: Iterable[ResourceType]) -> None:
     """Costs on types that the decision was made without, where the job gives them."""
     given = {layer.name: layer for layer in spec.schedule.given.layers}
+    told = spec.schedule.given.threads
+    there = {kind.name for kind in offered if told.get(kind.name, 1) == (kind.threads or 1)}
     for layer in found.workload.layers:
         if layer.name not in given:
             continue
         for name, cost in given[layer.name].cost.items():
             if name in there and name not in layer.cost:
                 layer.cost[name].CopyFrom(cost)
-                if threads := spec.schedule.given.threads.get(name):
-                    found.workload.threads[name] = threads
+                if name in told:
+                    found.workload.threads[name] = told[name]
 
 
 def bounds_of(spec: JobSpec) -> "Bounds":

@@ -211,6 +211,27 @@ def test_a_run_is_taken_up_with_all_that_was_kept_of_it(context: Context) -> Non
     assert outcome.report.output == "by 1"
 
 
+@pytest.mark.parametrize("change", [False, True])
+def test_a_run_is_taken_up_with_units_of_as_many_cores_as_it_had(
+    context: Context, change: bool
+) -> None:
+    entered(context, up_to=State.RUNNING)
+    decision = Decision(stages=[PlanStage(type="cpu", units=1, threads=2)])
+    decision.resources.types.add(name="cpu", threads=2, node_units=2)
+    kept = record(1)
+    for placed in kept.processes:
+        placed.node.units = 4
+    if change:  # the job's was not written any more
+        kept.decision.CopyFrom(decision)
+    else:
+        context.store.put_decision("job", decision)
+    attempt = new(context)
+    attempt.take_up(kept)
+    assert [node.units_used for node in context.nodes.listed()] == [4]
+    context.nodes.give_back("job", ["n"])
+    assert [node.units_used for node in context.nodes.listed()] == [2]
+
+
 def test_a_scheduler_that_takes_over_knows_the_cuts_that_were_told_of(context: Context) -> None:
     attempt = entered(context, up_to=State.RUNNING)
     report = pb.ProgressReport(job_id="job", attempt=1, phase="train", step=25)

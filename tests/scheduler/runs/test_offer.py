@@ -2,10 +2,20 @@
 
 import pytest
 
-from protos.decision_pb2 import Layer, LayerCost, Workload
+from protos.decision_pb2 import Decision, Layer, LayerCost, Workload
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import NodeStatus
-from scheduler.runs.offer import OfferError, asked_of, given_workload, make_offer, merge
+from scheduler.runs.constraints import Constrained
+from scheduler.runs.offer import (
+    Offer,
+    OfferError,
+    asked_of,
+    given_workload,
+    make_offer,
+    merge,
+    with_threads,
+)
+from scheduler.runs.options import Option, cheapest, compared, offers_of, routed
 
 
 def _job(**threads: int) -> JobSpec:
@@ -97,3 +107,119 @@ def test_who_measures_is_not_asked_to_estimate_what_others_measure() -> None:
     assert [one.name for one in asked_of(offered, "cpu", both).types] == ["cpu", "absent"]
     assert [one.name for one in asked_of(offered, "gpu", both).types] == ["gpu", "absent"]
     assert asked_of(offered, "cpu", {"cpu"}) == offered
+
+
+def _open(*numbers: int, limit: int = 0) -> JobSpec:
+    spec = _job(cpu=0)
+    spec.schedule.offered.types[0].threads_any.extend(numbers)
+    spec.schedule.offered.types[0].limit = limit
+    return spec
+
+
+def _told(offer: Offer) -> tuple[int, int, float, int]:
+    (kind,) = offer.resources.types
+    assert not kind.threads_any
+    assert kind.threads == kind.node_units
+    return kind.threads or 1, kind.limit, kind.price_per_hour, kind.units_per_host
+
+
+def test_there_is_an_offer_for_each_number_of_threads() -> None:
+    nodes = [_node("a", "cpu", 7, cores=8), _node("bb", "cpu", 4, cores=4)]
+    found = offers_of(_open(1, 2, 4), nodes)
+    assert [_told(one) for one in found] == [(1, 11, 1.0, 0), (2, 5, 2.0, 0), (4, 2, 4.0, 0)]
+    nodes[1].address = "i:2"
+    limited = offers_of(_open(4, 1, limit=6), nodes)
+    assert [_told(one) for one in limited] == [(4, 1, 4.0, 1), (1, 6, 1.0, 7)]
+
+
+def test_numbers_that_no_node_or_some_processor_does_not_hold_are_left_out() -> None:
+    nodes = [_node("a", "cpu", 3, cores=8), _node("bb", "cpu", 2, cores=8)]
+    assert [_told(one)[0] for one in offers_of(_open(1, 3, 4), nodes)] == [1, 3]
+    nodes = [_node("a", "cpu", 8, cores=8), _node("bb", "cpu", 4, cores=2)]
+    assert [_told(one)[0] for one in offers_of(_open(4, 2, 1), nodes)] == [2, 1]
+    with pytest.raises(OfferError, match=r"cpu \(4 threads, and node bb has 2 cores"):
+        offers_of(_open(4), nodes)
+    assert [_told(one)[0] for one in offers_of(_open(2, 8, limit=4), nodes)] == [2]
+    with pytest.raises(OfferError, match="8 threads, and the limit is 4 cores"):
+        offers_of(_open(8, limit=4), nodes[:1])
+
+
+def test_one_number_is_offered_where_units_are_counted_or_costs_are_given() -> None:
+    nodes = [_node("a", "cpu", 8, cores=8)]
+    job = _open(1, 2)
+    job.schedule.elastic.max = 2
+    assert [_told(one)[0] for one in offers_of(job, nodes)] == [1]
+    job = _open(1, 2)
+    job.schedule.given.CopyFrom(Workload(name="w", layers=[Layer(name="l")]))
+    assert [_told(one)[0] for one in offers_of(job, nodes)] == [1]
+    job.schedule.given.threads["cpu"] = 2
+    assert [_told(one)[0] for one in offers_of(job, nodes)] == [2]
+    job.schedule.given.threads["cpu"] = 4
+    with pytest.raises(
+        OfferError, match=r"of a worker with 4; expected 1 or 2, as schedule\.resources"
+    ):
+        offers_of(job, nodes)
+    emulated = [_node("a", "cpu", 8, cores=8, emulated=True)]
+    assert [_told(one)[0] for one in offers_of(_open(1, 2), emulated)] == [1]
+
+
+def test_costs_of_other_threads_take_the_place_of_those_before() -> None:
+    base = merge([("cpu", _measured("cpu", 16, 0.1)), ("gpu", _measured("gpu", 16))])
+    size = {"rows": 4, "inputs": 2, "outputs": 2}
+    base.linear.add(type="cpu", threads=1, forward="onednn", **size)
+    base.linear.add(type="gpu", threads=1, forward="torch", **size)
+    two = _measured("cpu", 32, 0.2, cpu=2)
+    two.layers[0].cost["cpu"].compute_s = 7.0
+    two.layers[0].cost["gpu"].compute_s = 99.0  # an estimate, where that was measured
+    two.linear.add(type="cpu", threads=2, forward="torch", **size)
+    found = with_threads(base, "cpu", two)
+    costs = found.layers[0].cost
+    assert costs["cpu"].compute_s == pytest.approx(7.0)
+    assert costs["gpu"].compute_s == pytest.approx(32e-3)
+    assert (found.reference_batch, found.overhead, dict(found.threads)) == (32, 0.2, {"cpu": 2})
+    assert sorted((one.type, one.threads) for one in found.linear) == [("cpu", 2), ("gpu", 1)]
+    assert with_threads(found, "cpu", _measured("cpu", 16)).threads == {}
+    # What steps take besides is of the threads that they are measured with.
+    four = _measured("cpu", 16, 0.4, cpu=4)
+    four.layers[0].cost["gpu"].estimated = True
+    assert with_threads(four, "cpu", _measured("cpu", 16, 0.1)).overhead == pytest.approx(0.1)
+    assert base.layers[0].cost["cpu"].compute_s == pytest.approx(16e-3)
+
+
+def test_products_chosen_with_other_threads_are_chosen_anew() -> None:
+    job = _open(1, 2)
+    for kind, threads in (("cpu", 1), ("cpu", 2), ("cpu", 0), ("gpu", 1)):
+        job.train.routes.add(type=kind, threads=threads)
+    one, two = offers_of(job, [_node("a", "cpu", 8, cores=8)])
+    kept = [(route.type, route.threads) for route in routed(job, one).train.routes]
+    assert kept == [("cpu", 1), ("cpu", 0), ("gpu", 1)]
+    kept = [(route.type, route.threads) for route in routed(job, two).train.routes]
+    assert kept == [("cpu", 2), ("gpu", 1)]
+    assert len(job.train.routes) == 4
+
+
+def test_the_cheapest_number_is_chosen_and_the_others_are_told() -> None:
+    offers = offers_of(_open(1, 2, 4), [_node("a", "cpu", 8, cores=8)])
+
+    def option(
+        number: int, feasible: bool, cost: float, throughput: float = 1.0, overhead: float = 0.0
+    ) -> Option:
+        decision = Decision(feasible=feasible, cost=cost, throughput=throughput)
+        return Option(offers[number], Constrained(Workload(overhead=overhead)), decision)
+
+    options = [option(0, True, 3.0), option(1, True, 2.0), option(2, False, 1.0)]
+    best = cheapest(options)
+    assert best is options[1]
+    assert compared(best, options) == [
+        "Each worker on cpu computes on 2 cores: $2.00; on 1 core: $3.00; on 4 cores: no plan "
+        "meets the demands; with what steps take besides layers."
+    ]
+    assert compared(options[0], options[:1]) == []
+    same = [option(0, True, 2.0), option(1, True, 2.0, 5.0)]
+    assert cheapest(same) is same[1]
+    none = [option(0, False, 1.0, 3.0), option(1, False, 9.0, 4.0)]
+    assert cheapest(none) is none[1]  # the fastest
+    # Layers in half the time, and as much besides them as before.
+    besides = [option(0, True, 2.0, overhead=0.2), option(1, True, 1.8, overhead=1 / 3)]
+    assert cheapest(besides) is besides[0]
+    assert "on 1 core: $2.50; on 2 cores: $2.70; with" in compared(besides[0], besides)[0]

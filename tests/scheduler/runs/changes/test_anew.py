@@ -75,6 +75,39 @@ def test_units_of_other_jobs_and_of_nodes_that_drain_are_not_offered() -> None:
     assert kind.limit == 12 - 4
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_plan_of_units_of_several_cores_is_offered_more_of_these(size: int) -> None:
+    before = decided("cpu")
+    if size > 1:
+        before.resources.types[0].threads = before.resources.types[0].node_units = size
+    asked = spec(cpu=100)
+    asked.schedule.offered.types[0].threads_any.extend([1, 2, 3])
+    nodes = registry(node("a", "cpu", 7), node("b", "cpu", 8))
+    nodes.size("job", {"cpu": size} if size > 1 else {})
+    nodes.restore("job", ["a"])
+    nodes.restore("other", ["a", "b", "b", "b"])
+    (kind,) = offered_now(before, asked, nodes, "job").resources.types
+    # As many as its own and what others leave hold: 6 of a's 7 cores, and 5 of b's 8.
+    assert kind.limit == 6 // size + 5 // size
+    assert (kind.threads or 1, kind.node_units or 1) == (size, size)
+    assert kind.price_per_hour == size
+    assert not kind.threads_any
+
+
+def test_a_type_that_came_and_leaves_threads_open_is_offered_in_single_cores() -> None:
+    before = decided("cpu", "gpu")
+    del before.resources.types[0], before.workload.layers[0].cost["cpu"]
+    asked = spec(cpu=4, gpu=2)
+    asked.schedule.offered.types[0].threads_any.extend([2, 1])
+    nodes = registry(node("a", "cpu", 4), node("b", "gpu", 2))
+    found = offered_now(before, asked, nodes, "job")
+    (kind,) = (one for one in found.resources.types if one.name == "cpu")
+    assert (kind.limit, kind.threads, kind.node_units) == (4, 0, 0)
+    assert found.workload.layers[0].cost["cpu"].compute_s == 2.0
+    asked.schedule.given.threads["cpu"] = 2  # of which it would be refused
+    assert "cpu" not in offered_now(before, asked, nodes, "job").workload.layers[0].cost
+
+
 def test_a_type_that_came_is_offered_with_the_costs_that_the_job_gives() -> None:
     before = decided("cpu")
     assert "gpu" not in before.workload.layers[0].cost
