@@ -5,6 +5,7 @@ import signal
 from collections import Counter
 
 import grpc
+import numpy as np
 import pytest
 
 from protos.decision_pb2 import Decision
@@ -86,7 +87,8 @@ def test_one_shard_becomes_two_and_one_of_these_is_lost(service: Service) -> Non
     status = service.end(name)
     assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, _STEPS)
     result, expected = service.result(name), service.result(whole)
-    assert (result.trained == expected.trained).all()
+    # Sums of a narrower plan have another order. A sample more or less would be seen by far.
+    np.testing.assert_allclose(result.trained, expected.trained, rtol=1e-5)
     wait_until(lambda: not any(used(service).values()), "all units are given back")
 
 
