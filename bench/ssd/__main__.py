@@ -133,6 +133,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.child:
         return child(options.child, options.work, options.dims[0], options.group)
+    options.work.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {
         "benchmark": "ssd",
         "date": datetime.date.today().isoformat(),
