@@ -120,7 +120,6 @@ def build(place: Place) -> dict[str, Any]:
 
 def test(place: Place) -> dict[str, Any]:
     """The ops against references; a sanitizer watches the kernels' memory."""
-    pytest = ["-m", "pytest", "-q", "-p", "no:xdist", "-m", "not exhaustive"]
     if place.emulated:
         from tests.cuda.emulate import build as emulation
 
@@ -131,8 +130,8 @@ def test(place: Place) -> dict[str, Any]:
             program = emulation.driver(emulation.ADDRESSES)
             for op in SANITIZED:
                 parts[f"sanitizer, {op}"] = _run(place, [program, op, "4", "1"])
-        only = ["tests/cuda", "-k", "emulated and (opcheck or dtypes)"]
-        parts["ops"] = _run(place, [sys.executable, *pytest, *only])
+        only = ["-m", "not exhaustive", "tests/cuda", "-k", "emulated and (opcheck or dtypes)"]
+        parts["ops"] = _run(place, [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *only])
         return _together(parts)
     watch = shutil.which("compute-sanitizer")
     on_gpu = ["-m", "pytest", "-q", "-m", "gpu and not exhaustive", "-n", str(PROCESSES)]

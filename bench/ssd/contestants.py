@@ -1,5 +1,6 @@
 """What is measured: a table of the shards' engine, and stores that hold rows as values."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -76,7 +77,7 @@ class Ahead(Ours):
         brought.result()
 
 
-class Stored:
+class Stored(ABC):
     """Rows as values of a store, their state behind them."""
 
     def __init__(self, dim: int) -> None:
@@ -103,11 +104,13 @@ class Stored:
     def told(self) -> dict[str, int]:
         return {"disk_bytes": 0}
 
+    @abstractmethod
     def get(self, names: list[bytes]) -> Sequence[bytes]:
-        raise NotImplementedError
+        """The values of names, which are all there."""
 
+    @abstractmethod
     def put(self, pairs: list[tuple[bytes, bytes]]) -> None:
-        raise NotImplementedError
+        """Write names and their values."""
 
 
 class Rocks(Stored):
