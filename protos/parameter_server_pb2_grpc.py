@@ -103,6 +103,11 @@ class ParameterServerStub:
                 request_serializer=protos_dot_parameter__server__pb2.CutRequest.SerializeToString,
                 response_deserializer=protos_dot_parameter__server__pb2.CutReply.FromString,
                 _registered_method=True)
+        self.Keep = channel.unary_unary(
+                '/heterps.v1.ParameterServer/Keep',
+                request_serializer=protos_dot_parameter__server__pb2.CutRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.CutReply.FromString,
+                _registered_method=True)
         self.Save = channel.unary_unary(
                 '/heterps.v1.ParameterServer/Save',
                 request_serializer=protos_dot_parameter__server__pb2.SaveRequest.SerializeToString,
@@ -229,6 +234,13 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Keep(self, request, context):
+        """Answers once what `id` has is over, which ends at once when the caller's connection does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Save(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -339,6 +351,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
             ),
             'Cut': grpc.unary_unary_rpc_method_handler(
                     servicer.Cut,
+                    request_deserializer=protos_dot_parameter__server__pb2.CutRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.CutReply.SerializeToString,
+            ),
+            'Keep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keep,
                     request_deserializer=protos_dot_parameter__server__pb2.CutRequest.FromString,
                     response_serializer=protos_dot_parameter__server__pb2.CutReply.SerializeToString,
             ),
@@ -731,6 +748,33 @@ class ParameterServer:
             request,
             target,
             '/heterps.v1.ParameterServer/Cut',
+            protos_dot_parameter__server__pb2.CutRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.CutReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/Keep',
             protos_dot_parameter__server__pb2.CutRequest.SerializeToString,
             protos_dot_parameter__server__pb2.CutReply.FromString,
             options,

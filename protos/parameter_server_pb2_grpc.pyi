@@ -54,6 +54,8 @@ class ParameterServerStub:
     Keys: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.KeysRequest, _parameter_server_pb2.KeysReply]
     Cut: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CutRequest, _parameter_server_pb2.CutReply]
     """Checkpoints: Cut on every shard, then Save on every shard."""
+    Keep: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CutRequest, _parameter_server_pb2.CutReply]
+    """Answers once what `id` has is over, which ends at once when the caller's connection does."""
     Save: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]
     Load: _grpc.StreamStreamMultiCallable[_parameter_server_pb2.LoadRequest, _parameter_server_pb2.LoadReply]
     """Reads a save beside the tables, answers, and puts it in use when told; else, and when the
@@ -92,6 +94,8 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Keys: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.KeysRequest, _parameter_server_pb2.KeysReply]  # type: ignore[assignment]
     Cut: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CutRequest, _parameter_server_pb2.CutReply]  # type: ignore[assignment]
     """Checkpoints: Cut on every shard, then Save on every shard."""
+    Keep: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CutRequest, _parameter_server_pb2.CutReply]  # type: ignore[assignment]
+    """Answers once what `id` has is over, which ends at once when the caller's connection does."""
     Save: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]  # type: ignore[assignment]
     Load: _aio.StreamStreamMultiCallable[_parameter_server_pb2.LoadRequest, _parameter_server_pb2.LoadReply]  # type: ignore[assignment]
     """Reads a save beside the tables, answers, and puts it in use when told; else, and when the
@@ -205,6 +209,14 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.CutReply, _abc.Awaitable[_parameter_server_pb2.CutReply]]:
         """Checkpoints: Cut on every shard, then Save on every shard."""
+
+    @_abc_1.abstractmethod
+    def Keep(
+        self,
+        request: _parameter_server_pb2.CutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.CutReply, _abc.Awaitable[_parameter_server_pb2.CutReply]]:
+        """Answers once what `id` has is over, which ends at once when the caller's connection does."""
 
     @_abc_1.abstractmethod
     def Save(

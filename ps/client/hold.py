@@ -1,7 +1,8 @@
 """A turn at all shards, during which nobody else saves, folds, loads or moves rows there.
 
-In it pushes may be held back, for a cut. Shards believe a holder for a few seconds; a thread says
-again and again that it lives. So however it dies, or is stopped, pushes go on seconds later.
+In it pushes may be held back, for a cut. Shards believe a holder for a few seconds, and no longer
+than its connection lasts; a thread says again and again that it lives. So when it dies others go
+on at once, and when it is stopped, or cut off, seconds later.
 """
 
 import threading
@@ -13,6 +14,7 @@ from uuid import uuid4
 import numpy as np
 
 from protos import parameter_server_pb2 as pb
+from protos.reason_pb2 import HOLD_ENDED
 from ps.client.session import Routes, Session, Shard
 from ps.engine import _native
 from ps.errors import CheckpointError, HoldEndedError, ShardError, StaleRouteError
@@ -46,7 +48,9 @@ class Hold:
         self._session = session
         self._held_since: float | None = None
         self._ended = threading.Event()
-        self._calls: list[object] = []  # under way; forgotten, one would be cancelled
+        # Under way; forgotten, one would be cancelled.
+        self._calls: list[object] = []
+        self._kept: dict[str, object] = {}  # by the shard's address, for as long as its turn
         self._thread = threading.Thread(target=self._renew, name="hold", daemon=True)
         self._thread.start()
         try:
@@ -76,7 +80,7 @@ class Hold:
         while True:
             request = pb.CutRequest(id=self.cut, hold_s=_HOLD_S, admit=messages_of(admitted))
             replies: list[pb.CutReply] = self._session.run_on_new_threads(
-                [partial(shard.call, shard.stub.Cut, request, "Cut") for shard in self.shards]
+                [partial(_cut, shard, request) for shard in self.shards]
             )
             if any(reply.busy for reply in replies):
                 raise HoldEndedError("a shard was too slow to be cut; try again")
@@ -120,9 +124,10 @@ class Hold:
         request = pb.CutRequest(id=self.cut)
         while True:
             for shard in self.shards:
-                reply: pb.CutReply = shard.call(shard.stub.Cut, request, "Cut")
-                if reply.busy:
+                if _cut(shard, request).busy:
                     break
+                if shard.address not in self._kept:
+                    self._kept[shard.address] = shard.stub.Keep.future(request)
             else:
                 return
             if time.monotonic() > limit:
@@ -142,6 +147,22 @@ class Hold:
                 self._calls = [s.stub.Cut.future(request, timeout=_HOLD_S) for s in self.shards]
             except ValueError:  # the channels are closed: the client was aborted
                 return
+
+
+def _cut(shard: Shard, request: pb.CutRequest) -> pb.CutReply:
+    """A shard's answer.
+
+    Raises:
+        HoldEndedError: the turn was over before.
+        ShardError: no answer, or a refusal.
+    """
+    try:
+        reply: pb.CutReply = shard.call(shard.stub.Cut, request, "Cut")
+    except ShardError as error:
+        if error.reason == HOLD_ENDED:
+            raise HoldEndedError(str(error)) from None
+        raise
+    return reply
 
 
 def _unfinished(replies: list[pb.CutReply]) -> set[PushId]:

@@ -240,6 +240,20 @@ class ParameterService(ParameterServerServicer):
         """Hold pushes back for a save."""
         return self._guarded("Cut", context, lambda: self.saver.cut(request))
 
+    def Keep(self, request: pb.CutRequest, context: grpc.ServicerContext) -> pb.CutReply:  # noqa: N802
+        """Stay until a cut's turn is over; it ends with the caller."""
+
+        def gone() -> None:
+            self.saver.forsake(request.id)
+
+        def work() -> pb.CutReply:
+            self.saver.keep(request.id)
+            return pb.CutReply()
+
+        if not context.add_callback(gone):  # it is gone already
+            gone()
+        return self._guarded("Keep", context, work)
+
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:  # noqa: N802
         """Write this shard's files."""
         return self._guarded("Save", context, lambda: self.saver.save(request))

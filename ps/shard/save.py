@@ -23,7 +23,7 @@ from ps.table.buckets import Share
 from ps.table.table import Table
 
 _LOOK_S = 0.5  # to wait before a cut is told that others come first
-_RESERVED_S = 10.0  # for which a cut keeps its turn unless it says another time
+_RESERVED_S = 3.0  # for which a cut keeps its turn unless it says another time
 _TURN_S = 60.0
 _NEVER = 1 << 63  # sequences and steps stay below
 _log = logging.getLogger("heterps.ps")
@@ -77,7 +77,7 @@ class Saver:
             raise CheckpointError(str(error)) from None
         if request.id in self._over:
             self._end(request.id)
-            raise CheckpointError(f"Cut: {request.id[:64]!r} is over already")
+            raise HoldEndedError(f"Cut: {request.id[:64]!r} is over already")
         route = self._state.route_version
         if not hold:
             return pb.CutReply(route=route)
@@ -92,6 +92,16 @@ class Saver:
         return pb.CutReply(
             clients=[window.message for window in windows], route=route, series=self._series()
         )
+
+    def keep(self, cut: str) -> None:
+        """Wait until a cut's turn is over."""
+        self._state.files.wait_for_end(cut)
+
+    def forsake(self, cut: str) -> None:
+        """Whoever has the turn is gone: end it, unless a save or load under way is to do so."""
+        self._over.append(cut)
+        self._state.gate.lapse(cut)
+        self._state.files.lapse(cut)
 
     def _forget_lost(self, windows: list[AppliedWindow]) -> None:
         """Keep of the lost pushes those that the next cut could wait for."""

@@ -106,6 +106,18 @@ class Gate:
             self._until = max(self._until, time.monotonic() + hold_s)
             return True
 
+    def lapse(self, holder: object) -> None:
+        """Let everybody in if `holder` has it for a while only; safe to repeat."""
+        with self._changed:
+            if self._until < float("inf"):
+                self.open(holder)
+
+    def wait_for_end(self, holder: object) -> None:
+        """Wait until `holder` has it no more."""
+        with self._changed:
+            while self.held_by(holder):
+                self._changed.wait(self._wait_s())
+
     def held_by(self, holder: object) -> bool:
         """Whether it is closed for `holder` still."""
         return self._is_held() and self._holder == holder

@@ -15,7 +15,9 @@ import pytest
 from ps import LocalShards, LocalTable, ParameterClient
 from ps.checkpoint.manifest import Manifest
 from ps.checkpoint.tables import read_checkpoint
+from ps.client.hold import Hold
 from ps.engine import _native
+from ps.errors import CheckpointError
 from ps.table.buckets import default_route
 
 SHARDS = 3
@@ -221,6 +223,54 @@ def test_a_save_whose_client_dies_holds_nobody_back_for_ever(tmp_path: Path) -> 
         client.save(tmp_path / "ck")
         assert json.loads((tmp_path / "ck" / "manifest.json").read_text())["torn"] == 0
         assert not (tmp_path / "dead").exists()
+
+
+# Has its turn for a minute, perhaps holds pushes back, and waits to be killed.
+_TURN = """
+import sys, time
+from ps import ParameterClient
+from ps.client import hold
+
+hold._HOLD_S = 60.0
+client = ParameterClient(sys.argv[1].split(","))
+turn = hold.Hold(client.session(), time.monotonic() + 60)
+if sys.argv[2] == "pushes":
+    turn.hold_pushes()
+time.sleep(3 * hold._RENEW_S)
+print("turn", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("held", ["pushes", "nothing"])
+def test_nobody_waits_for_the_turn_of_one_who_died(tmp_path: Path, held: str) -> None:
+    with LocalShards(2) as shards, ParameterClient(shards.addresses, timeout_s=30) as client:
+        _make(client)
+        with subprocess.Popen(
+            [sys.executable, "-c", _TURN, ",".join(shards.addresses), held],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as doomed:
+            assert doomed.stdout is not None
+            assert doomed.stdout.readline() == "turn\n"
+            with pytest.raises(CheckpointError, match="busy with another save"):
+                client.save(tmp_path / "early", timeout_s=0.1)
+            os.kill(doomed.pid, signal.SIGKILL)
+        client.push("t", [1], np.ones((1, DIM), np.float32))
+        client.save(tmp_path / "ck", timeout_s=30)
+        client.load(tmp_path / "ck", timeout_s=30)
+
+
+def test_a_turn_lasts_while_its_holder_lives(tmp_path: Path) -> None:
+    with LocalShards(2) as shards, ParameterClient(shards.addresses) as client:
+        _make(client)
+        with ParameterClient(shards.addresses) as other:
+            hold = Hold(other.session(), time.monotonic() + 60)
+            with pytest.raises(CheckpointError, match="busy with another save"):
+                client.save(tmp_path / "early", timeout_s=5)
+            hold.hold_pushes()
+            hold.abandon()
+        client.save(tmp_path / "ck")
 
 
 def test_pushes_that_wait_for_a_cut_leave_the_shard_able_to_take_it(tmp_path: Path) -> None:
