@@ -1,16 +1,16 @@
 """What model.json says of a saved model, and its dense weights, which are those that it names."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from safetensors.torch import load as load_bytes
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ps.checkpoint.sealed import is_sealed
 from ps.checkpoint.store import Store
 from ps.errors import CheckpointError
+from workers.model.dense_file import read_from
 from workers.model.entry import ModelError
 
 MODEL = "model.json"  # written last: a folder without it is no model
@@ -44,10 +44,10 @@ def read_dense(store: Store, facts: Mapping[str, Any]) -> dict[str, Tensor]:
         OSError: they cannot be read.
     """
     with store.open(DENSE) as stream:
-        data = stream.read()
-    check_dense(facts, hashlib.sha256(data).hexdigest(), store.url)
-    weights: dict[str, Tensor] = load_bytes(data)
-    return weights
+        try:
+            return read_from(stream, lambda digest: check_dense(facts, digest, store.url))
+        except SafetensorError as error:
+            raise ModelError(f"{store.url}/{DENSE}: {error}") from None
 
 
 def check_dense(facts: Mapping[str, Any], digest: str, folder: str) -> None:

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
-from safetensors.torch import load as load_bytes
-from safetensors.torch import load_file, save_file
-from safetensors.torch import save as save_bytes
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from chassis import written
@@ -30,14 +28,15 @@ from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, table_prefix
 from ps.checkpoint.manifest import is_checkpoint
 from ps.checkpoint.places import open_store
-from ps.checkpoint.sealed import digest_of, seal
-from ps.checkpoint.store import Store
+from ps.checkpoint.sealed import seal
+from ps.checkpoint.store import LocalStore, Store
 from ps.checkpoint.tables import chain, save_of
 from ps.errors import ReplacedError
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.code import copy_code, settle
 from workers.model.cut import MANIFEST as CUT
 from workers.model.cut import check_tables, read_cut, weights_of
+from workers.model.dense_file import chunks_of, read_from
 from workers.model.entry import ModelError, job_model
 from workers.model.facts import DENSE, MODEL, check_dense, read_facts
 from workers.model.loss_curve import LossCurve
@@ -101,7 +100,7 @@ class SavedModel:
         self._unfinished.claim(*self._writer)
         path = self.folder / _part(stage)
         unfinished = Path(f"{path}.tmp")  # one name: what a killed worker left is written over
-        save_file(single(state), unfinished)
+        LocalStore(self.folder).write(unfinished.name, chunks_of(single(state)))
         os.replace(unfinished, path)
 
     def finish(self, job: JobSpec, stages: int, curve: LossCurve, facts: Mapping[str, Any]) -> str:
@@ -111,15 +110,13 @@ class SavedModel:
         parts = [self.folder / _part(i) for i in range(stages)]
         for part in parts:
             merged.update(load_file(part))
-        # save_file would make the file its owner's alone, who may be a container's user.
-        dense = save_bytes(merged)
-        (self.folder / DENSE).write_bytes(dense)
+        dense = LocalStore(self.folder).write(DENSE, chunks_of(merged))
         for part in parts:
             part.unlink()
         copy_code(job, self.folder / "code")
         (self.folder / "loss.csv").write_text(curve.as_csv())
         tables = open_store(self.tables)
-        replace_file(self.folder / MODEL, _manifest(job, facts, tables, dense))
+        replace_file(self.folder / MODEL, _manifest(job, facts, tables, dense.sha256))
         self._unfinished.settle()
         earlier = self.final.with_name(f".{self.final.name}.earlier-{os.getpid()}")
         with suppress(FileNotFoundError):  # there is one if nobody heard of an attempt's end
@@ -148,7 +145,7 @@ class KeptModel:
 
     def write_stage(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Send one stage's dense weights."""
-        self._store.write(_part(stage), [save_bytes(single(state))])
+        self._store.write(_part(stage), chunks_of(single(state)))
 
     def finish(self, job: JobSpec, stages: int, curve: LossCurve, facts: Mapping[str, Any]) -> str:
         """Merge the stages' weights and send them; the manifest comes last.
@@ -158,14 +155,13 @@ class KeptModel:
         merged: dict[str, Tensor] = {}
         for stage in range(stages):
             with self._store.open(_part(stage)) as stream:
-                merged.update(load_bytes(stream.read()))
-        dense = save_bytes(merged)
-        self._store.write(DENSE, [dense])
+                merged.update(read_from(stream, lambda _: None))
+        dense = self._store.write(DENSE, chunks_of(merged))
         self._store.write("loss.csv", [curve.as_csv().encode()])
         for stage in range(stages):
             self._store.remove(_part(stage))
         tables = open_store(self.tables)
-        self._store.replace(MODEL, _manifest(job, facts, tables, dense))
+        self._store.replace(MODEL, _manifest(job, facts, tables, dense.sha256))
         return self._store.url
 
 
@@ -173,11 +169,11 @@ def _part(stage: int) -> str:
     return f"stage-{stage}.safetensors"
 
 
-def _manifest(job: JobSpec, facts: Mapping[str, Any], tables: Store, dense: bytes) -> bytes:
+def _manifest(job: JobSpec, facts: Mapping[str, Any], tables: Store, dense: str) -> bytes:
     tree = {"format": FORMAT, "job": MessageToDict(job, preserving_proto_field_name=True), **facts}
     if is_checkpoint(tables):
         tree["tables"] = save_of(chain(tables))
-    return seal({**tree, DENSE: digest_of(dense)})
+    return seal({**tree, DENSE: dense})
 
 
 @dataclass(frozen=True, slots=True)

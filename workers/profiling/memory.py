@@ -1,14 +1,53 @@
-"""What a layer keeps in memory while it trains."""
+"""What a layer keeps in memory while it trains, and how much of a model is profiled at once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from workers.model.trace import TracedModel
 from workers.profiling.timing import LayerTimer
 
 _COPIES = 3  # of a weight: itself, its gradient, and its place in the flat buffer of the reduction
+_OPTIMIZER = 2  # of a weight: what Adam keeps, and no optimizer here more
+
+
+def weights_of(traced: TracedModel) -> list[int]:
+    """Bytes of each layer's dense parameters; what layers share is of the first of them."""
+    counted: set[Tensor] = set()
+    found = []
+    for index in range(len(traced.layers)):
+        own = {p for p in traced.layer(index).module.parameters() if p.requires_grad} - counted
+        counted |= own
+        found.append(sum(p.nbytes for p in own))
+    return found
+
+
+def runs_within(
+    weights: Sequence[int], versions: int, most: float, *, on_host: bool
+) -> list[range]:
+    """Runs of layers whose training one worker has memory for; none where it has for all of them.
+
+    Args:
+        weights: bytes of each layer's.
+        versions: of weights that training keeps.
+        most: bytes of a unit; 0 where nothing is known of them.
+        on_host: whether the worker computes where the whole model is: those weights count, too.
+    """
+    whole = sum(weights)
+    if not most or (versions + 1 + _OPTIMIZER) * whole <= most:
+        return []
+    room = most - whole if on_host else most
+    copies = _COPIES - 1 + _OPTIMIZER + (not on_host)  # beside weights that are there anyway
+    runs, begin, taken = [], 0, 0
+    for index, own in enumerate(weights):
+        if index > begin and copies * (taken + own) > room:
+            runs.append(range(begin, index))
+            begin, taken = index, 0
+        taken += own
+    return [*runs, range(begin, len(weights))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,14 @@ class Peers(Closing):
     Starting them returns at once: they load while the leader does.
     """
 
-    def __init__(self, count: int, request: Path, directory: Path, device: torch.device) -> None:
+    def __init__(
+        self,
+        count: int,
+        request: Path,
+        directory: Path,
+        device: torch.device,
+        runs: Sequence[range] = (),
+    ) -> None:
         self._device = device
         self._directory = directory
         self._control = Rendezvous(_LOOPBACK)
@@ -80,6 +87,7 @@ class Peers(Closing):
                     "workers.profiling.peers",
                     *("--request", str(request), "--rank", str(rank)),
                     *("--leader", self._control.address, "--device", device.type),
+                    *("--runs", ",".join(str(run.stop) for run in runs)),
                 )
                 self._children.append(
                     spawn(
@@ -215,6 +223,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rank", required=True, type=int)
     parser.add_argument("--leader", required=True, metavar="HOST:PORT")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--runs", default="", help="numbers of the layers that runs end before")
     parser.add_argument("--ready-file", type=Path)
     options = parser.parse_args(argv)
     process.setup_logging(f"profiler {options.rank}")
@@ -225,7 +234,10 @@ def main(argv: list[str] | None = None) -> int:
         device = torch.device("cuda", options.rank)
         torch.cuda.set_device(device)
     job = ProfileRequest.FromString(options.request.read_bytes()).job
-    traced = TracedModel(job_model(job).to(device).train(), inputs_of(job.data))
+    ends = [int(end) for end in options.runs.split(",") if end]
+    runs = [range(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    model = job_model(job).train()
+    traced = TracedModel(model if runs else model.to(device), inputs_of(job.data))
     compile_layers(traced, job.train.compile)
     host, _, port = options.leader.rpartition(":")
     store: Any = dist.TCPStore(  # type: ignore[attr-defined]
@@ -236,7 +248,8 @@ def main(argv: list[str] | None = None) -> int:
     with ParameterClient([store.get("shard").decode()]) as client:
         rows = ShardRows(traced.model, client, device, create=False)
         precision = Precision.of(job.train.precision, device)
-        timer = LayerTimer(traced, job.train.optimizer, rows, device, precision, job_loss(job))
+        loss = job_loss(job)
+        timer = LayerTimer(traced, job.train.optimizer, rows, device, precision, loss, runs)
         size = int(store.get("size").decode())
         timer.time([first_of(batches[0], size)])  # the first run allocates and compiles
         process.announce(options.ready_file)

@@ -43,7 +43,7 @@ from workers.profiling import datasheet, linear
 from workers.profiling.catalogue import computes_in_bf16, with_data_sheet
 from workers.profiling.crossing import time_crossing
 from workers.profiling.look import shares_of
-from workers.profiling.memory import LayerBytes, layer_bytes
+from workers.profiling.memory import LayerBytes, layer_bytes, runs_within, weights_of
 from workers.profiling.peers import Peers
 from workers.profiling.reading import micro_batches, time_reading
 from workers.profiling.rows import ShardRows
@@ -143,9 +143,22 @@ class Profiler:
         check_followed(on_host, self._job)
         structures = structures_of(on_host, self._job)
         self._fixed = micro_batches_of(self._job, on_host)
-        self._traced = TracedModel(
-            on_host.model.to(self._device).train(), inputs_of(self._job.data)
+        self._runs = runs_within(
+            weights_of(on_host),
+            self._job.train.staleness + 1,
+            self._here.memory_bytes,
+            on_host=self._device.type == "cpu",
         )
+        whole = on_host.model.train()
+        if self._runs:
+            log(
+                f"{self._here.name}: one unit cannot train all layers in "
+                f"{self._here.memory_bytes / 1e9:.2f} GB; they are measured in {len(self._runs)} "
+                "runs, and no whole steps"
+            )
+        else:
+            whole = whole.to(self._device)
+        self._traced = TracedModel(whole, inputs_of(self._job.data))
         self._traced.keep_whole(structures)
         compile_layers(self._traced, self._job.train.compile)
         self._dataset = Dataset.of(self._job, "train")
@@ -177,6 +190,7 @@ class Profiler:
                 self._device,
                 self._precision,
                 job_loss(self._job),
+                self._runs,
             )
             for batch in batches:
                 for graph in timer.graphs:
@@ -192,13 +206,18 @@ class Profiler:
             taken = self._time(timer, peers, batches, together)
             ps_core_s = self._server_seconds(timer, batches, rows)
             works, memories = self._inspect(timer, batches[0], rows)
-            step = self._time_step(taken, shards.addresses)
+            dense = sum(p.nbytes for own in timer.parameters for p in own)
+            step = StepTimes()
+            if not self._runs:
+                timer.forget()
+                for weight in self._traced.model.parameters():  # those of the steps take its place
+                    weight.data = weight.data.new_empty(0)
+                step = self._time_step(taken, shards.addresses)
             crossing = time_crossing(shards.addresses)
             self._log(
                 f"to another stage and back: {crossing.seconds * 1e3:.2f} ms besides bytes, "
                 f"{crossing.handling_s * 1e3:.2f} ms of each worker"
             )
-        dense = sum(p.nbytes for own in timer.parameters for p in own)
         bytes_per_s = min(rate, self._stated_rate) if self._stated_rate else rate
         taken = replace(
             taken,
@@ -258,7 +277,7 @@ class Profiler:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heterps-")))
         request = directory / "request"
         request.write_bytes(self._request.SerializeToString())
-        return stack.enter_context(Peers(units - 1, request, directory, self._device))
+        return stack.enter_context(Peers(units - 1, request, directory, self._device, self._runs))
 
     def _time(
         self,
@@ -382,23 +401,28 @@ class Profiler:
         works, memories = [], []
         values: dict[str, Any] = {**first_of(batch, self._sizes.micro_batch)}
         for index, graph in enumerate(timer.graphs):
-            rows.bind(graph, values)
-            moved = rows.bytes_moved(graph)
-            inputs = [
-                tree_map_only(Tensor, lambda t: t.detach().to(self._device).clone(), values[name])
-                for name in graph.inputs
-            ]
-            memory, outputs = layer_bytes(timer, index, values, moved)
-            rows.drop(graph)
-            last = index == len(timer.graphs) - 1
-            names = () if last else (*graph.outputs, *for_losses(values))
-            forth = sum(t.nbytes for name in names for t in tensors_in(values[name]))
-            given = tensors_in([values[name] for name in graph.outputs]) if names else ()
-            crossing = sum(map(_both_ways, given))
-            rows.bind(graph, values)
-            with self._precision.computing():  # the inputs are what the layers before gave in it
-                counted = datasheet.measure_work(graph.module, inputs, outputs)
-            rows.drop(graph)
+            with timer.held(range(index, index + 1)):
+                rows.bind(graph, values)
+                moved = rows.bytes_moved(graph)
+                inputs = [
+                    tree_map_only(
+                        Tensor, lambda t: t.detach().to(self._device).clone(), values[name]
+                    )
+                    for name in graph.inputs
+                ]
+                memory, outputs = layer_bytes(timer, index, values, moved)
+                rows.drop(graph)
+                last = index == len(timer.graphs) - 1
+                names = () if last else (*graph.outputs, *for_losses(values))
+                forth = sum(t.nbytes for name in names for t in tensors_in(values[name]))
+                given = tensors_in([values[name] for name in graph.outputs]) if names else ()
+                crossing = sum(map(_both_ways, given))
+                rows.bind(graph, values)
+                with (
+                    self._precision.computing()
+                ):  # the inputs are what the layers before gave in it
+                    counted = datasheet.measure_work(graph.module, inputs, outputs)
+                rows.drop(graph)
             update_bytes = datasheet.UPDATE_TRAFFIC * memory.weights * self._sizes.of_step
             works.append(datasheet.Work(*counted, update_bytes, 2.0 * moved, crossing, forth))
             memories.append(memory)

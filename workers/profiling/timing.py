@@ -8,7 +8,8 @@ a clock that leaves out what other processes of a busy machine cost it.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
 from typing import Any
@@ -53,6 +54,8 @@ class LayerTimer:
         traced: the model, on `device` and in training mode.
         precision: of forward passes, as in the job.
         loss: of the job.
+        runs: layers that training state is kept of at the same time, in order; all where there
+            are none. With several the model is on the host, and comes to `device` by runs.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class LayerTimer:
         device: torch.device,
         precision: Precision,
         loss: Objective,
+        runs: Sequence[range] = (),
     ) -> None:
         self.graphs = [traced.layer(i) for i in range(len(traced.layers))]
         counted: set[Tensor] = set()  # what layers share is of the first of them
@@ -72,6 +76,7 @@ class LayerTimer:
             counted.update(own)
             self.parameters.append(own)
         self.optimizers = [make_optimizer(optimizer, own) for own in self.parameters]
+        self._runs = runs
         self._rows = rows
         self.device = device
         self._precision = precision
@@ -89,11 +94,34 @@ class LayerTimer:
             batches: micro-batches of this worker, with the label.
             group: the workers that do the same at the same time.
         """
+        if self._runs:
+            return self._time_runs([dict(batch) for batch in batches], group)
         timings = []
         for batch in batches:
             values = dict(batch)
             timings.append([self._layer(i, values, group) for i in range(len(self.graphs))])
         return np.array(timings, dtype=np.float64)
+
+    @contextmanager
+    def held(self, layers: range) -> Iterator[None]:
+        """Have layers where they compute; with runs, nothing of their training is kept after it."""
+        if not self._runs:
+            yield
+            return
+        modules = [self.graphs[index].module for index in layers]
+        for module in modules:
+            module.to(self.device)
+        try:
+            yield
+        finally:
+            for index, module in zip(layers, modules, strict=True):
+                self._forget(index)
+                module.to("cpu")
+
+    def forget(self) -> None:
+        """Give back the memory of training: gradients, and what optimizers keep."""
+        for index in range(len(self.graphs)):
+            self._forget(index)
 
     def time_rows(
         self, batches: Iterable[Mapping[str, Tensor]], group: StageGroup | None = None
@@ -163,16 +191,29 @@ class LayerTimer:
         return tensors_in(results)
 
     def time_reduce(self, group: StageGroup, repeats: int) -> NDArray[np.float64]:
-        """Seconds of summing all dense gradients over the group, as a step does: [repeats]."""
+        """Seconds of summing all dense gradients over the group, as a step does: [repeats].
+
+        With runs the largest is summed, and the others are taken to be as fast a byte.
+        """
         everything = [p for own in self.parameters for p in own]
         timings = np.zeros(repeats)
-        if everything:
+        if not everything:
+            return timings
+        runs = self._runs or [range(len(self.graphs))]
+        most = max(runs, key=self._bytes)
+        summed = [p for index in most for p in self.parameters[index]]
+        with self.held(most):
+            for parameter in summed if self._runs else ():
+                parameter.grad = torch.zeros_like(parameter)
             for number in range(repeats):
                 group.barrier()
                 begin = self._now()
-                group.sum_gradients(everything)
+                group.sum_gradients(summed)
                 timings[number] = self._now() - begin
-        return timings
+        return timings * (sum(p.nbytes for p in everything) / self._bytes(most))
+
+    def _bytes(self, layers: range) -> int:
+        return sum(p.nbytes for index in layers for p in self.parameters[index])
 
     def _given(self, value: Tensor) -> Tensor:
         """What a layer gets, which it may change in place."""
@@ -190,6 +231,30 @@ class LayerTimer:
         on_device = {name: label.to(self.device) for name, label in labels.items()}
         outputs = as_given(wide(named(graph.result(graph.by_name(results)))))
         return self._loss.part(outputs, on_device, 1.0, counts, counts)
+
+    def _time_runs(
+        self, each: Sequence[dict[str, Any]], group: StageGroup | None
+    ) -> NDArray[np.float64]:
+        """As `time`, of batches' columns, all through one run of layers before the next."""
+        columns = [values.keys() | set() for values in each]
+        of_runs = []
+        for run in self._runs:
+            with self.held(run):
+                first = dict(each[0])
+                for index in run:  # allocates what it needs
+                    self._layer(index, first, group)
+                of_runs.append([[self._layer(i, values, group) for i in run] for values in each])
+            later = {name for graph in self.graphs[run.stop :] for name in graph.inputs}
+            for values, own in zip(each, columns, strict=True):
+                for name in values.keys() - later - own:
+                    del values[name]
+        return np.concatenate([np.array(some, dtype=np.float64) for some in of_runs], axis=1)
+
+    def _forget(self, index: int) -> None:
+        for parameter in self.parameters[index]:
+            parameter.grad = None
+        if (optimizer := self.optimizers[index]) is not None:
+            optimizer.state.clear()
 
     def _layer(
         self, index: int, values: dict[str, Any], group: StageGroup | None

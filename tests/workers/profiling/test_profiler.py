@@ -206,6 +206,29 @@ def test_a_model_that_is_only_looked_at_tells_its_layers_and_has_no_costs(
     assert found.micro_batches == 3
 
 
+@pytest.mark.parametrize("entry", ["Net", "Shares"])
+def test_a_model_that_one_unit_cannot_train_is_measured_by_runs(
+    request_file: Path, measured: Measured, tmp_path: Path, entry: str
+) -> None:
+    request = ProfileRequest.FromString(request_file.read_bytes())
+    request.job.model.entry = f"model.py:{entry}"
+    asked, counted = tmp_path / "request", []
+    for memory in (0.0, 2e3):
+        for kind in request.resources.types:
+            kind.memory_bytes = memory
+        asked.write_bytes(request.SerializeToString())
+        found, said = measured(asked, "--type", "cpu", "--units", "2")
+        assert ("no whole steps" in said) == (memory > 0)
+        assert all(layer.cost["cpu"].compute_s > 0 for layer in found.layers)
+        counted.append(
+            [
+                (layer.name, layer.weight_bytes, layer.optimizer_bytes, layer.uncut)
+                for layer in found.layers
+            ]
+        )
+    assert counted[0] == counted[1]
+
+
 def test_what_layers_share_is_measured_in_each_and_counted_once(
     request_file: Path, measured: Measured, tmp_path: Path
 ) -> None:

@@ -120,3 +120,24 @@ def _computed(counts: Counter[str]) -> dict[str, int]:
     """Without what is a matter of views alone."""
     views = ("view", "detach", "alias", "_unsafe_view", "t", "transpose")
     return {name: number for name, number in counts.items() if name not in views}
+
+
+def test_runs_of_layers_do_what_all_at_once_do_and_keep_nothing():
+    batches = [{"dense": torch.randn(5, 3), "label.label": torch.randn(5)} for _ in range(3)]
+    kept = [dict(batch) for batch in batches]
+    counted = []
+    for ends in ((), (2, 3, 7)):
+        torch.manual_seed(0)
+        timer = timer_of(Chain())
+        timer._runs = [range(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
+        timer.time(batches[:1])  # the first backward makes gradients
+        with timer.counting:
+            assert timer.time(batches).shape == (3, 7, 3)
+        counted.append(timer.counting.counts)
+    assert all(p.grad is None for own in timer.parameters for p in own)
+    assert not any(one.state for one in timer.optimizers if one is not None)
+    at_once, by_runs = map(_computed, counted)
+    # Each run goes through its layers once more before they are timed.
+    for name in ("mm", "relu", "threshold_backward"):
+        assert by_runs[name] * 3 == at_once[name] * 4 > 0, name
+    assert [batch.keys() for batch in batches] == [batch.keys() for batch in kept]
