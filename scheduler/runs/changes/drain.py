@@ -96,9 +96,9 @@ class Drain:
         used = {p.node.node_id for p in self._attempt.processes if not p.standing}
         return self._attempt.context.nodes.draining(used)
 
-    def _here(self) -> list[Process]:
+    def _here(self, nodes: Sequence[NodeStatus]) -> list[Process]:
         """The job's own processes on nodes that drain."""
-        ids = {node.node_id for node in self._nodes()}
+        ids = {node.node_id for node in nodes}
         return [p for p in self._attempt.processes if p.node.node_id in ids and not p.standing]
 
     def _may_regroup(self) -> bool:
@@ -133,14 +133,15 @@ class Drain:
         return homes
 
     def _replace_at(self, find: Callable[[Sequence[Process]], list[Home] | None]) -> bool:
-        attempt, nodes, here = self._attempt, self._nodes(), self._here()
+        attempt, nodes = self._attempt, self._nodes()
+        here = self._here(nodes)
         gone = {process.process_id for process in here}
         staying = {
             p.index for p in attempt.processes if p.role == STAGE and p.process_id not in gone
         }
         if _holds_shard(here) or len(staying) < len(attempt.decision.stages):
             return False
-        if not self._may_regroup():
+        if not here or not self._may_regroup():  # nobody is there: the node has ended by now
             return False
         homes = find(here)
         if homes is None:
@@ -155,7 +156,7 @@ class Drain:
     def _go_over_to_another(self) -> bool:
         """Go over to the best plan for what is there."""
         attempt, follower = self._attempt, self._attempt.follower
-        if follower is None or _holds_shard(self._here()):
+        if follower is None or _holds_shard(self._here(self._nodes())):
             return False
         spec, (measurement, _) = attempt.spec() or JobSpec(), follower.so_far()
         try:
@@ -170,7 +171,7 @@ class Drain:
 
     def _change(self, decision: Decision | None) -> bool:
         nodes = self._nodes()
-        if not nodes or _holds_shard(self._here()):
+        if not nodes or _holds_shard(self._here(nodes)):
             return False
         until = time.monotonic() + max(0.0, nodes[0].ends_in_s - _CUT_S)
         avoid = frozenset(node.node_id for node in nodes)
@@ -184,6 +185,8 @@ class Drain:
     def _pause(self) -> bool:
         """Have the workers take a cut and wait."""
         attempt = self._attempt
+        if not self._nodes():
+            return False
         try:
             pause(attempt)
         except CallError as error:
@@ -210,7 +213,7 @@ class Drain:
             raise JobError(ending_of(nodes, "no checkpoint could be taken, and nobody can go on"))
         cause = ending_of(nodes, "what runs there is to be elsewhere")
         try:
-            regroup(attempt, self._here(), cause)
+            regroup(attempt, self._here(nodes), cause)
         except JobError as error:
             if error.ending is not cause:
                 raise

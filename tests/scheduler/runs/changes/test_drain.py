@@ -90,6 +90,43 @@ def test_a_node_that_ends_before_costs_no_retry_either(service: Service) -> None
         assert service.end("job").state == SUCCEEDED
 
 
+def test_a_node_that_ends_as_it_is_about_to_be_left_is_not_left(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, real, step = service.node, drain.Drain._nodes, drain.Drain.step
+    asked: list[NodeStatus] | None = None  # in a step, for the first time
+    stepped: list[NodeStatus] = []
+
+    def nodes(self: drain.Drain) -> list[NodeStatus]:
+        nonlocal asked
+        if asked:
+            return []
+        found = real(self)
+        asked = asked if asked is None else found
+        return found
+
+    def stepping(self: drain.Drain) -> bool:
+        nonlocal asked
+        asked = []
+        try:
+            return step(self)
+        finally:
+            stepped.extend(asked)
+            asked = None
+
+    monkeypatch.setattr(drain.Drain, "_nodes", nodes)
+    monkeypatch.setattr(drain.Drain, "step", stepping)
+    monkeypatch.setattr(drain, "may_regroup", lambda job, devices: True)
+    service.submit(service.spec("job", retries=0))
+    first = node.worker("job", 1)
+    node.report(first, step=14)
+    node.drain(ends_in_s=60.0)
+    wait_until(lambda: stepped, "it is noticed, and found to be gone")
+    node.report(first, phase="done", step=40, samples=40 * BATCH, train_seconds=1.0)
+    assert (service.end("job").state, len(service.get("job").attempts)) == (SUCCEEDED, 0)
+    assert not node.asked_to_pause
+
+
 def test_a_job_that_is_about_to_end_is_let_be(service: Service) -> None:
     node = service.node
     service.submit(service.spec("job", retries=0))
