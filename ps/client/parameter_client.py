@@ -92,6 +92,7 @@ class ParameterClient(StepClient, Closing):
         self._lock = threading.Lock()
         self._current: Session | None = None
         self._closed = False
+        self._closing: Session | None = None  # calls under way are waited for
         self._specs: dict[str, pb.TableSpec] = {}
         self._pending: set[Future[None]] = set()
 
@@ -455,16 +456,19 @@ class ParameterClient(StepClient, Closing):
         Whether shards have done, or will do, what was under way is not known.
         """
         with self._lock:
-            session, self._closed = self._current, True
-        if session is not None and session.pid == os.getpid():
-            session.abort()
+            sessions, self._closed = {self._current, self._closing}, True
+        for session in sessions:
+            if session is not None and session.pid == os.getpid():
+                session.abort()
 
     def close(self) -> None:
         """Wait for calls under way and disconnect; safe to repeat."""
         with self._lock:
             session, self._current, self._closed = self._current, None, True
+            self._closing = session or self._closing
         if session is not None and session.pid == os.getpid():
             session.close()
+            self._closing = None
 
     def session(self) -> Session:
         """The connections of this process."""

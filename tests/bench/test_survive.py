@@ -20,6 +20,7 @@ from bench.survive.figures import (
 )
 from bench.survive.job import Shape, firsts_begun
 from bench.survive.kills import KINDS, RARE, USUAL, Kill, drawn
+from bench.survive.stall import lost_s
 
 WELL = Run(state="succeeded", digest="a", each_trained_once=True, seconds=2.0)
 
@@ -131,3 +132,10 @@ def test_kills_are_drawn_by_the_seed():
     every = random.Random(3)
     assert {drawn(every, list(KINDS)) for _ in range(300)} == set(KINDS)
     assert {*RARE, *USUAL} == set(KINDS)
+
+
+def test_a_checkpoint_costs_what_its_steps_take_longer_than_others():
+    begun = [0.0, 1.0, 2.0, 4.0, 5.5, 6.5, 7.5, 9.5]
+    # From the step that it begins in to the one in which it is complete, 2 - 1 and 1.5 - 1.
+    assert lost_s([(2.5, 5.0)], begun) == pytest.approx([1.5])
+    assert lost_s([(2.5, 5.0), (7.6, 99.0)], begun) == pytest.approx([1.5, 1.0])

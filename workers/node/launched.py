@@ -37,7 +37,6 @@ class Entry:
     given_up: bool = False  # its attempt goes on without it
     gpu: str = ""  # what a stage worker on a GPU sees
     launch_file: Path | None = None  # of a stage worker, which reads it again
-    oom_kills: int = 0  # by the kernel on this host, when it was started
     out_of_memory: bool = False
 
     @property
@@ -139,17 +138,3 @@ def label_of(request: LaunchRequest) -> str:
     if request.role == SHARD:
         return f"shard {request.index}{again}"
     return f"stage {request.index} worker {request.rank}{again}"
-
-
-def oom_kills() -> int:
-    """How many processes the kernel has killed so far for want of memory, in our group or host."""
-    for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
-        try:
-            lines = Path(path).read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            name, _, count = line.partition(" ")
-            if name == "oom_kill" and count.isdecimal():
-                return int(count)
-    return 0

@@ -36,7 +36,8 @@ from protos.scheduler_pb2 import ProcessStatus
 from workers.device.units import VISIBLE, compute_environment, least_used
 from workers.model.code import CodeCache, CodeError
 from workers.model.unfinished import Unfinished
-from workers.node.launched import HOME, Entry, Job, label_of, oom_kills
+from workers.node.launched import HOME, Entry, Job, label_of
+from workers.node.oom import OomKills
 from workers.node.restart import RestartRule, shard_argv
 from workers.node.users import NoUserError, Users, give, own, passable
 
@@ -102,6 +103,7 @@ class Processes:
         self._forks = ForkServer("workers.forked", directory, compute_environment())
         self._closed = threading.Event()
         scratch.sweep()
+        self._oom_kills = OomKills()
         self._watcher = (loops or Loops()).start("watch", self._watch, _WATCH_S)
 
     def launch(self, request: LaunchRequest) -> LaunchReply:
@@ -293,7 +295,6 @@ class Processes:
     def _spawn(self, job: Job, entry: Entry, bind: str) -> Child:
         request = entry.request
         self._prepare(job)
-        entry.oom_kills = oom_kills()
         if entry.log is None:
             entry.log = BoundedLog(log_path(job.directory, entry.label))
         child = self._started(job, entry, bind, entry.log)
@@ -435,6 +436,7 @@ class Processes:
 
     def _watch(self) -> None:
         """Notice ends at once: a job whose process died is told to its owner within a second."""
+        self._oom_kills.look()
         with self._lock:
             pairs = [(j, e) for j in self._jobs.values() for e in j.entries.values()]
         for_each(pairs, lambda pair: self._look(*pair))
@@ -446,7 +448,7 @@ class Processes:
         with log_scope(job=entry.request.job_id):
             if code is not None and not self._revive(job, entry, code):
                 killed = code == -signal.SIGKILL and not job.stopped
-                entry.out_of_memory = killed and oom_kills() > entry.oom_kills
+                entry.out_of_memory = killed and self._oom_kills.lately()
                 entry.ended = code
                 self._changed()
 

@@ -76,3 +76,19 @@ def test_no_call_waits_for_a_shard_that_does_not_answer(
             idle.pull("t", KEYS)
         with suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
+
+
+def test_one_that_is_being_closed_waits_no_more_either() -> None:
+    with LocalShards(2) as shards:
+        client = ParameterClient(shards.addresses, timeout_s=FOREVER_S, shared_memory=False)
+        client.create_table("t", 2)
+        client.push("t", KEYS, GRADS)
+        stop(shards.processes[1].pid)
+        pulled = client.pull_async("t", KEYS)
+        closed = begun(client.close)
+        with pytest.raises(TimeoutError):
+            closed.result(timeout=0.5)
+        client.abort()
+        closed.result(timeout=60)
+        assert isinstance(pulled.exception(timeout=60), ShardError)
+        os.kill(shards.processes[1].pid, signal.SIGKILL)
