@@ -8,9 +8,11 @@ would, with the environment and the standard streams that the client gave it, an
 import contextlib
 import ctypes
 import errno
+import fcntl
 import gc
 import importlib
 import json
+import logging
 import os
 import queue
 import select
@@ -19,7 +21,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,6 +36,7 @@ from chassis.process import (
     log_path,
     module_argv,
     ready_path,
+    setup_logging,
 )
 
 _MESSAGE = 1 << 20  # bytes, an environment among them
@@ -44,6 +48,7 @@ _NONE = -1  # for a pid: the kernel gave none
 _GRACE_S = 0.5
 # Arrow's allocator would have a thread.
 _ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+_log = logging.getLogger("heterps.forks")
 
 
 class ForkError(RuntimeError):
@@ -250,10 +255,18 @@ class ForkServer:
         if self._closed:  # while it started, when there was nothing to hang up
             self._hang_up()
         threading.Thread(
-            target=self._listen, args=(ours, self._answers), name="forked", daemon=True
+            target=self._listen,
+            args=(self._process, ours, self._answers),
+            name="forked",
+            daemon=True,
         ).start()
 
-    def _listen(self, connection: socket.socket, answers: queue.SimpleQueue[int | None]) -> None:
+    def _listen(
+        self,
+        server: "subprocess.Popen[bytes]",
+        connection: socket.socket,
+        answers: queue.SimpleQueue[int | None],
+    ) -> None:
         """The thread that hears of processes that began and ended."""
         forked = 0
         while message := _received(connection):
@@ -268,7 +281,8 @@ class ForkServer:
                     self._early[told["ended"]] = told["code"]
             if process is not None:
                 process.end(told["code"])
-        self._useless = not forked
+        # One that was killed says nothing of the next.
+        self._useless = not forked and server.wait() >= 0
         with self._known:  # the kernel ends with it all that it has forked
             children, self._children = self._children, {}
         for process in children.values():
@@ -377,17 +391,49 @@ def _forked() -> int:
         return _NONE
 
 
+@contextlib.contextmanager
+def _ends_with(connection: socket.socket) -> Iterator[None]:
+    """End at once when the client goes away, in a block that does not listen.
+
+    The kernel tells by a signal: a thread must not be there.
+    """
+    poll = select.poll()
+    poll.register(connection, 0)
+
+    def look(*_: object) -> None:
+        if any(event & select.POLLHUP for _, event in poll.poll(0)):
+            os._exit(0)
+
+    signal.signal(signal.SIGIO, look)
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
+    look()  # it may have been before
+    try:
+        yield
+    finally:
+        fcntl.fcntl(connection, fcntl.F_SETFL, flags)
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+
+
 def main(argv: Sequence[str]) -> int:
     """The server, and in its children the exit code of what they run."""
     name, descriptor, _ = argv
-    importlib.import_module(name)
+    connection = socket.socket(fileno=int(descriptor))
+    began = time.monotonic()
+    gc.disable()  # imports leave little garbage, and looking for it takes a sixth of their time
+    with _ends_with(connection):
+        importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         print(f"{name} has {threads} threads once imported: no fork would be safe", flush=True)
         os._exit(1)  # without waiting for those
     gc.collect()
     gc.freeze()  # collections in children leave shared memory alone
-    asked = _Reaper(socket.socket(fileno=int(descriptor))).run()
+    gc.enable()
+    setup_logging("fork server")
+    _log.info("has imported %s in %.1f s", name, time.monotonic() - began)
+    asked = _Reaper(connection).run()
     if asked is None:
         return 0
     program, arguments = asked

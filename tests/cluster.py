@@ -44,7 +44,8 @@ class Roles(Closing):
         return self.start("scheduler.service", *redis, *arguments)
 
     def node(self, scheduler: Child, kind: str, *arguments: str) -> Child:
-        to = ("--type", kind, "--scheduler", scheduler.address, "--notice", "0")
+        # Most tests need no worker, or have the nodes of others beside them.
+        to = ("--type", kind, "--scheduler", scheduler.address, "--notice", "0", "--cold")
         return self.start("workers.node", *to, *arguments)
 
     def shard(self, scheduler: Child, *arguments: str) -> Child:

@@ -101,6 +101,10 @@ class Client(Closing):
             )
         )
 
+    def submit_prepared(self, job: JobSpec) -> str:
+        """Queue a job that nodes can run as it is: data prepared, code where they look for it."""
+        return run(self._transport.call(calls.submit(calls.new_id(job.name), job)))
+
     def status(self, job_id: str) -> Job:
         """How a job stands."""
         return run(self._transport.call(calls.status(job_id)))

@@ -26,10 +26,9 @@ from heterps.errors import (
     UnreachableError,
 )
 from heterps.job.checkpoints import Named, is_place
-from heterps.job.data import check_data
+from heterps.job.data import prepare_and_check
 from heterps.job.file import load_job
 from heterps.job.packaging import Code
-from heterps.job.prepare import prepare
 from protos.artifacts_pb2 import GetArtifactRequest
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import JobRequest, LogsRequest
@@ -62,8 +61,7 @@ async def submit(
         raise ValueError("job: None: expected a job file or a job, or resume")
     await _look_up_weights(transport, spec)
     limit = await transport.call(calls.code_limit())  # before minutes of preparing for nobody
-    await transport.work(lambda: prepare(spec, on_line))
-    await transport.work(lambda: check_data(spec))
+    await transport.work(lambda: prepare_and_check(spec, on_line))
     packed: Code | None = None
     if code:
         from heterps.job import sending

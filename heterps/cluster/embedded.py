@@ -5,6 +5,7 @@ with Cluster(types={"cpu": 2}, emulate=["t4"]) as cluster:
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from chassis.process import (
     describe_exit,
     last_lines,
     module_argv,
+    ready_path,
     spawn,
     stop_all,
 )
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 REDIS_VARIABLE = "HETERPS_REDIS"
 _READY_S = 60.0  # a node imports torch, on a machine that may be busy
 _NODE_GRACE_S = 8.0  # nodes end the processes of their jobs first
+_SCHEDULER = "scheduler"
 
 
 class Cluster(Closing):
@@ -79,6 +82,8 @@ class Cluster(Closing):
         self._scheduler: Child | None = None
         self._nodes: list[Child] = []
         self._client: Client | None = None
+        self._starting = threading.RLock()
+        self._stopped = threading.Event()
 
     @property
     def address(self) -> str:
@@ -124,16 +129,22 @@ class Cluster(Closing):
 
         Args:
             on_step: told what is being started.
+
+        Raises:
+            ClusterError: a process did not come up, or another thread has stopped the cluster.
         """
-        try:
-            written.claim(self.directory)
-            self._start(on_step)
-        except (ChildError, OSError) as error:
-            self.stop()
-            raise ClusterError(f"the cluster did not start: {error}") from None
-        except BaseException:
-            self.stop()
-            raise
+        with self._starting:
+            try:
+                self._go_on()
+                written.claim(self.directory)
+                self._start(on_step)
+                self._go_on()
+            except (ChildError, OSError) as error:
+                self.stop()
+                raise ClusterError(f"the cluster did not start: {error}") from None
+            except BaseException:
+                self.stop()
+                raise
         return self
 
     def revive(self, dead: Child, stop: Callable[[], bool] = lambda: False) -> Child:
@@ -156,17 +167,19 @@ class Cluster(Closing):
             raise ClusterError(f"{dead.label} did not start again: {error}") from None
 
     def stop(self) -> None:
-        """End all processes, nodes first; safe to repeat."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-        stop_all(self._nodes, _NODE_GRACE_S)
-        if self._scheduler is not None:
-            self._scheduler.stop(5.0)
-        if self._redis is not None:
-            self._redis.stop()
-        if self._temporary:
-            scratch.discard(self.directory)
+        """End all processes, nodes first; safe to repeat, and while another thread starts them."""
+        self._stopped.set()
+        with self._starting:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+            stop_all(self._nodes, _NODE_GRACE_S)
+            if self._scheduler is not None:
+                self._scheduler.stop(5.0)
+            if self._redis is not None:
+                self._redis.stop()
+            if self._temporary:
+                scratch.discard(self.directory)
 
     def check(self) -> None:
         """Check that all processes live.
@@ -190,6 +203,7 @@ class Cluster(Closing):
         self.stop()
 
     def _start(self, on_step: Callable[[str], None]) -> None:
+        self._begin_nodes()
         if not self._url:
             from scheduler.state.redis_server import EmbeddedRedis, RedisServerError
 
@@ -199,29 +213,52 @@ class Cluster(Closing):
             except RedisServerError as error:
                 raise ClusterError(f"the cluster did not start: {error}") from None
             self._url = self._redis.url
-        on_step("scheduler")
+        self._go_on()
+        on_step(_SCHEDULER)
         self._scheduler = self._spawn_scheduler(self._bind)
-        self._scheduler.wait_ready(_READY_S)
+        self._scheduler.wait_ready(_READY_S, self._stopped.is_set)
         on_step("nodes")
         self._start_nodes()
 
-    def _start_nodes(self) -> None:
-        """Start a node for each type and wait until the scheduler knows them all."""
+    def _go_on(self) -> None:
+        """Check that nobody has stopped the cluster meanwhile."""
+        if self._stopped.is_set():
+            raise ClusterError("the cluster was stopped while it started")
+
+    def _begin_nodes(self) -> None:
+        """Have a node for each type start, beside the scheduler: they import what takes longest."""
+        # What a cluster before has left in this folder is another scheduler's.
+        ready_path(self._logs, _SCHEDULER).unlink(missing_ok=True)
         self._nodes = [self._spawn_node(name) for name in sorted(self.types)]
+
+    def _start_nodes(self) -> None:
+        """Wait until the scheduler knows the nodes of all types."""
         for child in self._nodes:
-            child.wait_ready(_READY_S)
+            child.wait_ready(_READY_S, self._stopped.is_set)
         self._await_nodes({child.address: child.label for child in self._nodes})
+
+    def _is_cold(self, name: str) -> bool:
+        """Whether a type's node imports what workers need only with the first of them.
+
+        Emulated types share the cores here with real ones, which jobs begin on.
+        """
+        return name in self.emulated and any(kind not in self.emulated for kind in self.types)
 
     def _spawn_scheduler(self, bind: str) -> Child:
         # Through the environment: a URL may hold a password, and arguments are public.
         environment = {REDIS_VARIABLE: self._url}
         argv = module_argv("scheduler.service", "--bind", bind)
         argv += ["--artifacts", str(self.directory / "artifacts")]
-        return spawn("scheduler", argv, directory=self._logs, environment=environment)
+        return spawn(_SCHEDULER, argv, directory=self._logs, environment=environment)
 
     def _spawn_node(self, name: str) -> Child:
         argv = module_argv("workers.node", "--type", name, "--units", str(self.types[name]))
-        argv += ["--scheduler", self.address, "--bind", "127.0.0.1:0", "--notice", "0"]
+        if self._scheduler is not None:
+            argv += ["--scheduler", self.address]
+        else:
+            argv += ["--found-in", str(ready_path(self._logs, _SCHEDULER))]
+        argv += ["--wait", f"{_READY_S:g}", "--bind", "127.0.0.1:0", "--notice", "0"]
+        argv += ["--cold"] if self._is_cold(name) else []
         argv += ["--directory", str(self.directory / f"node-{name}")]
         argv += ["--emulate"] if name in self.emulated else []
         argv += ["--device", self._devices[name]] if self._devices.get(name) else []
@@ -235,6 +272,7 @@ class Cluster(Closing):
         """
         deadline = time.monotonic() + _READY_S
         while True:
+            self._go_on()
             self.check()
             registered: set[str] = set()
             with suppress(HeterpsError):  # it may be busy with its first calls

@@ -200,6 +200,9 @@ class RayCluster(Cluster):
             if is_loopback(bound):
                 self._bind = f"{own}:{port}"
 
+    def _begin_nodes(self) -> None:
+        """None can start yet: they are told where the scheduler is."""
+
     def _start_nodes(self) -> None:
         """Place the daemons and wait until the scheduler knows them all."""
         ray = self._ray

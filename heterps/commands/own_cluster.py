@@ -1,8 +1,9 @@
 """The cluster of its own on this machine that a command starts for a job."""
 
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -77,8 +78,12 @@ class Offer:
     @contextmanager
     def cluster(
         self, console: "Console", redis_url: str | None, keep: bool = False
-    ) -> "Iterator[Client]":
-        """A cluster of these types, ended afterwards unless it is to be kept."""
+    ) -> "Iterator[Callable[[], Client]]":
+        """A cluster of these types, ended afterwards unless it is to be kept.
+
+        It starts while the block does something else; what is yielded waits for it and gives a
+        client. One that is to be kept starts only then: until then the command may still fail.
+        """
         from heterps.client.client import Client
         from heterps.cluster.embedded import Cluster
         from heterps.report.progress import step
@@ -87,21 +92,34 @@ class Offer:
         if keep:
             from heterps.cluster import supervisor
 
-            with step(console, "starting the cluster"):
-                running = supervisor.up(types, emulated, redis_url=redis_url)
-            with Client(running.address) as client:
-                yield client
+            with ExitStack() as stack:
+                kept: list[str] = []
+
+                def up() -> Client:
+                    with step(console, "starting the cluster"):
+                        running = supervisor.up(types, emulated, redis_url=redis_url)
+                    kept.append(running.address)
+                    return stack.enter_context(Client(running.address))
+
+                yield up
             end = "end it with `heterps down`"
-            console.print(f"  the cluster stays up at {running.address}; {end}")
+            for address in kept:
+                console.print(f"  the cluster stays up at {address}; {end}")
             return
         cluster = Cluster(types=types, emulate=emulated, redis_url=redis_url, devices=self.devices)
-        with step(console, "starting the cluster"):
-            cluster.start()
+        starter = ThreadPoolExecutor(1)
+        starting = starter.submit(cluster.start)
+
+        def started() -> Client:
+            with step(console, "starting the cluster"):
+                return starting.result().client()
+
         try:
-            yield cluster.client()
+            yield started
         finally:
             with uninterrupted():
                 cluster.stop()
+                starter.shutdown()
 
     def tell_absent(self, console: "Console") -> None:
         """Say which types are not here."""

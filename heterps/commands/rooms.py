@@ -9,6 +9,7 @@ from heterps.errors import UnreachableError
 
 _HELP = {"-h", "--help"}
 _SCHEDULER = "--scheduler"
+_FOUND_IN = "--found-in"  # a node's: a file that tells it
 # The rooms parse their own arguments, --help included.
 _PASS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
@@ -33,7 +34,9 @@ def _with_scheduler(name: str, arguments: list[str]) -> list[str]:
     A node always belongs to one. A shard stands alone unless $HETERPS_CONTEXT names a cluster.
     """
     said = {one.partition("=")[0] for one in arguments}
-    given = any(len(one) > 2 and _SCHEDULER.startswith(one) for one in said)  # as argparse does
+    names = (_SCHEDULER, _FOUND_IN)
+    # As argparse does.
+    given = any(len(one) > 2 and name.startswith(one) for name in names for one in said)
     if given or name == "scheduler" or _HELP & set(arguments):
         return arguments
     from heterps.home.target import CONTEXT, Target

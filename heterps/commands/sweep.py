@@ -216,7 +216,8 @@ def _own(
     clear()
     written.claim(models)
     try:
-        with offer.cluster(console, redis_url) as client:
+        with offer.cluster(console, redis_url) as started:
+            client = started()
             console.print(f"trials on {offer}")
             offer.tell_absent(console)
 

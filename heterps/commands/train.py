@@ -55,9 +55,8 @@ def train(
     """
     from heterps import report
     from heterps.commands import following
-    from heterps.job.data import check_data
+    from heterps.job.data import prepare_and_check
     from heterps.job.file import load_job
-    from heterps.job.prepare import prepare
     from heterps.job.resume import running
     from heterps.report.progress import step
 
@@ -70,14 +69,14 @@ def train(
         _go_on(console, job)
     offer = Offer.of(job, units, emulate)
     offer.emulate_in(job)
-    with step(console, f"preparing {job.data.path}") as detail:
-        prepare(job, detail)
-        check_data(job)
     with (
-        offer.cluster(console, redis_url, keep) as client,
+        offer.cluster(console, redis_url, keep) as started,
         ExitStack() as stack,
     ):
-        job_id = client.submit(job, code=False)  # its processes read it where it is
+        with step(console, f"preparing {job.data.path}") as detail:
+            prepare_and_check(job, detail)
+        client = started()
+        job_id = client.submit_prepared(job)  # its processes read code and data where they are
         stack.enter_context(running(Path(job.directory, job.output), job_id))
         console.print(f"job {job_id} on {offer}")
         offer.tell_absent(console)

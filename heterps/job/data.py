@@ -1,8 +1,28 @@
 """Whether a job's data fits it, as far as can be seen where it is submitted."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+
 from heterps.errors import DataMismatchError
-from heterps.job.prepare import is_url
+from heterps.job.prepare import is_url, prepare
 from protos.job_pb2 import JobSpec
+
+
+def prepare_and_check(job: JobSpec, on_line: Callable[[str], None] = lambda line: None) -> None:
+    """Make a job's data, and see whether it fits; what seeing takes is imported meanwhile.
+
+    Args:
+        on_line: as of `prepare`.
+
+    Raises:
+        PrepareError, DataMismatchError
+    """
+    with ThreadPoolExecutor(1) as beside:
+        if job.data.prepare and _can_be_seen(job):
+            beside.submit(import_module, "workers.data.check")
+        prepare(job, on_line)
+    check_data(job)
 
 
 def check_data(job: JobSpec) -> None:
@@ -14,7 +34,7 @@ def check_data(job: JobSpec) -> None:
     Raises:
         DataMismatchError: naming file, column, row and what was expected.
     """
-    if is_url(job.data.path) or job.data.source:
+    if not _can_be_seen(job):
         return
     from workers.data.check import check
     from workers.data.errors import DataError
@@ -23,3 +43,7 @@ def check_data(job: JobSpec) -> None:
         check(job)
     except DataError as error:
         raise DataMismatchError(str(error)) from None
+
+
+def _can_be_seen(job: JobSpec) -> bool:
+    return not is_url(job.data.path) and not job.data.source

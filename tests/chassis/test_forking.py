@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -138,6 +139,45 @@ def test_one_that_cannot_notice_that_its_parent_is_gone_ends_with_it(serve, tmp_
     child = ready(start(server, tmp_path, "stuck"))
     server._hang_up()  # as the kernel does
     wait_until(lambda: not alive(child.pid), "the kernel ends it")
+
+
+def test_one_that_was_killed_before_it_forked_anything_has_a_next(serve, tmp_path):
+    server = serve()
+    server.warm()
+    first = server._process.pid
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not alive(first), "it is dead")
+    child = None
+    while child is None:
+        try:
+            child = ready(start(server, tmp_path, "one"))
+        except ForkError:  # asked before its end was seen
+            continue
+    assert child.facts["loaded_by"] != first
+    child.stop()
+
+
+def test_a_server_that_imports_ends_with_its_client(serve, tmp_path):
+    begun, slow = tmp_path / "begun", "open({!r}, 'w').close()\nimport time\ntime.sleep(600)\n"
+    server = serve(slow.format(str(begun)))
+    server.warm()
+    wait_until(begun.exists, "it imports")
+    server._hang_up()  # as the kernel does
+    wait_until(lambda: not alive(server._process.pid), "the server ends")
+
+
+def test_what_is_asked_while_a_server_imports_is_done_after_that(serve, tmp_path):
+    gate = tmp_path / "gate"
+    wait = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
+    server = serve(wait + MODULE)
+    with ThreadPoolExecutor(1) as asking:
+        asked = asking.submit(start, server, tmp_path, "one")
+        wait_until(lambda: server._process is not None, "it is started")
+        time.sleep(0.5)  # so that the signal of a message comes while it imports
+        gate.touch()
+        child = ready(asked.result())
+    assert child.facts["given"] == "one"
+    child.stop()
 
 
 def test_a_fork_that_fails_harms_no_other_process(serve, tmp_path):

@@ -76,8 +76,9 @@ from workers.node import privileges
 from workers.node.draining import NOTICE_S, Draining
 from workers.node.hardware import DeviceError, find_hardware
 from workers.node.kept_profiles import KeptProfiles, folder_of
-from workers.node.processes import LaunchError, Processes, wait_for
+from workers.node.processes import LaunchError, Processes, fork_server, wait_for
 from workers.node.users import Users
+from workers.node.whereabouts import WhereaboutsError, announced
 
 _PROFILE_TIMEOUT_S = 900.0
 _GRACE_S = 3.0
@@ -287,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         users = Users(options.user_per_job) if options.user_per_job else None
         privileges.settle(options.user, host, options.allow_root or users is not None)
         _run(options, stop, draining, users)
-    except (BindError, SecurityError, DeviceError, RpcError) as error:
+    except (BindError, SecurityError, DeviceError, RpcError, WhereaboutsError) as error:
         _log.error("%s", error)
         return 1
     return 0
@@ -297,7 +298,6 @@ def _run(
     options: argparse.Namespace, stop: threading.Event, draining: Draining, users: Users | None
 ) -> None:
     device = options.device or ("cpu" if options.type.lower().startswith("cpu") else "cuda")
-    hardware = find_hardware(options.type, device, options.emulate)
     host = options.advertise or options.bind.rpartition(":")[0]
     lease: Lease | None = None
     loops = Loops()
@@ -309,7 +309,15 @@ def _run(
     with ExitStack() as stack:
         directory = options.directory or _temporary(stack, users)
         written.claim(directory)
-        code = CodeCache(directory.resolve() / ".code", options.scheduler)  # no job has that id
+        forks = fork_server(directory.resolve())
+        stack.callback(forks.close)
+        if not options.cold:
+            forks.warm()  # it takes longer than all that follows here
+        hardware = find_hardware(options.type, device, options.emulate)
+        scheduler = options.scheduler or announced(options.found_in, options.wait, stop)
+        if not scheduler:
+            return
+        code = CodeCache(directory.resolve() / ".code", scheduler)  # no job has that id
         on_gpus = device == "cuda" and not options.emulate
         processes = Processes(
             *(directory.resolve(), host, options.ready_timeout, changed),
@@ -317,6 +325,7 @@ def _run(
             loops=loops,
             gpus=gpus_of(hardware.units, os.environ) if on_gpus else (),
             users=users,
+            forks=forks,
         )
         stack.callback(processes.close, _GRACE_S)
         status = NodeStatus(
@@ -360,7 +369,7 @@ def _run(
             stack.callback(close)
         loops.changed = lambda: server.set_health(serving=not loops.failing)
         lease = Lease(
-            *(options.scheduler, service.status),
+            *(scheduler, service.status),
             answered=answered,
             loops=loops,
         )
@@ -390,7 +399,20 @@ def _temporary(stack: ExitStack, users: Users | None) -> Path:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="heterps node", description="Run the node daemon.")
     parser.add_argument("--type", required=True, help="resource type, a name of the price list")
-    parser.add_argument("--scheduler", required=True, metavar="HOST:PORT")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--scheduler", metavar="HOST:PORT")
+    where.add_argument(
+        "--found-in",
+        type=Path,
+        metavar="FILE",
+        help="the ready file of a scheduler that is being started, waited for as by --wait",
+    )
+    parser.add_argument(
+        "--cold",
+        action="store_true",
+        help="import what workers need with the first of them, which starts some seconds later; "
+        "a node that never has one stays small",
+    )
     parser.add_argument(
         "--units", type=_units, help="cores or GPUs to offer; default: all that are there"
     )

@@ -73,6 +73,8 @@ class Processes:
         gpus: that workers get one of each, as CUDA_VISIBLE_DEVICES names them.
         users: that jobs run as, each as one of its own; without, all as the node's.
         loops: of the process, that the watcher is to be one of.
+        forks: what workers are forked from, closed with this; without, one that starts with the
+            first of them.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Processes:
         gpus: Sequence[str] = (),
         users: Users | None = None,
         loops: Loops | None = None,
+        forks: ForkServer | None = None,
     ) -> None:
         self._directory = directory
         self._host = host
@@ -100,7 +103,7 @@ class Processes:
         self._lock = threading.Lock()
         self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()  # by attempt
         self._over: OrderedDict[str, int] = OrderedDict()  # by job, the last attempt stopped
-        self._forks = ForkServer("workers.forked", directory, compute_environment())
+        self._forks = forks or fork_server(directory)
         self._closed = threading.Event()
         scratch.sweep()
         self._oom_kills = OomKills()
@@ -498,6 +501,11 @@ class Processes:
         finally:
             entry.starter = None
             self._changed()
+
+
+def fork_server(directory: Path) -> ForkServer:
+    """What a node's workers and profilers are forked from, not started; logs in `directory`."""
+    return ForkServer("workers.forked", directory, compute_environment())
 
 
 def _place_of(job: Job, request: LaunchRequest) -> Path:

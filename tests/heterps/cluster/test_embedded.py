@@ -6,12 +6,14 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
+from chassis.process import announce
 from heterps import Cluster
 from heterps.client.client import Client
 from heterps.cluster import supervisor
@@ -68,6 +70,53 @@ def test_a_cluster_has_its_nodes_and_ends_whole(tmp_path, marker):
         cluster.children[1].process.wait()
         with pytest.raises(ClusterError, match="SIGKILL"):
             cluster.check()
+    wait_gone(marker, 1.0)
+
+
+def test_what_a_cluster_before_has_left_leads_no_node_astray(tmp_path, marker):
+    with socket.socket() as another:
+        another.bind(("127.0.0.1", 0))
+        another.listen()
+        address = f"127.0.0.1:{another.getsockname()[1]}"
+        (tmp_path / "logs").mkdir()
+        announce(tmp_path / "logs" / "scheduler.ready.json", address=address)
+        with Cluster(tmp_path, types={"cpu": 1}) as cluster:
+            assert cluster.address != address
+            assert [node.type for node in cluster.client().nodes()] == ["cpu"]
+        another.setblocking(False)
+        with pytest.raises(BlockingIOError):  # nobody has come
+            another.accept()
+    wait_gone(marker, 1.0)
+
+
+@pytest.mark.parametrize("until", ["redis", "scheduler", "nodes"])
+def test_a_cluster_that_is_stopped_while_another_thread_starts_it_leaves_nothing(
+    tmp_path, marker, until
+):
+    cluster, come = Cluster(tmp_path, types={"cpu": 1}), threading.Event()
+
+    def on_step(step):
+        if step == until:
+            come.set()
+
+    with ThreadPoolExecutor(1) as beside:
+        starting = beside.submit(cluster.start, on_step)
+        assert come.wait(60)
+        cluster.stop()
+        with pytest.raises(ClusterError, match=r"stopped|not ready|not start"):
+            starting.result()
+    assert cluster.children == [] or all(child.poll() is not None for child in cluster.children)
+    wait_gone(marker, 1.0)
+    with pytest.raises(ClusterError, match="stopped"):
+        cluster.start()
+    wait_gone(marker, 1.0)
+
+
+def test_nodes_have_ready_what_the_first_worker_is_forked_from(tmp_path, marker):
+    with Cluster(tmp_path, types={"cpu": 1}, emulate=["t4"]):
+        imported = tmp_path / "node-cpu" / "fork-server.log"
+        wait_until(lambda: "has imported workers.forked" in imported.read_text(), "it is there")
+        assert not (tmp_path / "node-t4" / "fork-server.log").exists()
     wait_gone(marker, 1.0)
 
 

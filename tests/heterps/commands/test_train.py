@@ -293,3 +293,64 @@ def test_a_wrong_job_is_one_screen_and_an_exit_code(
     assert said in output
     assert "Traceback" not in output
     wait_until(lambda: not processes_of(marker), "the end of every process", 20.0)
+
+
+COUNTING = """
+import time
+def prepare(path):
+    with open({calls!r}, "a") as file:
+        file.write("called\\n")
+    {then}
+"""
+
+
+def counting(folder, then):
+    """Has the small job's data prepared by what notes its calls in a file, and then does this."""
+    write_small(folder)
+    script = COUNTING.format(calls=str(folder / "calls"), then=then)
+    (folder / "count.py").write_text(script)
+    return "data.prepare=count.py:prepare", folder / "calls"
+
+
+def test_data_is_prepared_once(interruptible, tmp_path):
+    prepare, calls = counting(tmp_path, "pass")
+    marker = f"once-{os.getpid()}"
+    process = start_train(
+        interruptible,
+        tmp_path,
+        marker,
+        prepare,
+        given(tmp_path, CLICKS_LAYERS),
+        "train.max_steps=2",
+    )
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert calls.read_text().splitlines() == ["called"]
+
+
+def test_data_that_cannot_be_prepared_leaves_no_cluster(interruptible, tmp_path):
+    prepare, _ = counting(tmp_path, "raise RuntimeError('no such data')")
+    marker = f"unprepared-{os.getpid()}"
+    process = start_train(interruptible, tmp_path, marker, prepare)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, output
+    assert "no such data" in output
+    assert "Traceback" not in output
+    wait_until(lambda: not processes_of(marker), "the end of every process", 20.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ending_train_while_data_is_prepared_leaves_no_process_behind(
+    interruptible, tmp_path, number
+):
+    prepare, calls = counting(tmp_path, "time.sleep(600)")
+    marker = f"preparing-{number.value}-{os.getpid()}"
+    process = start_train(interruptible, tmp_path, marker, prepare)
+    try:
+        wait_until(calls.exists, "it prepares")
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == (130 if number == signal.SIGINT else -9), output
+        wait_until(lambda: not processes_of(marker), "the end of every process", 20.0)
+    finally:
+        process.kill()
