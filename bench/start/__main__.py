@@ -2,7 +2,7 @@
 
     python -m bench.start                     # 5 rounds of all
     python -m bench.start --jobs flights --rounds 1 --no-write
-    python -m bench.start --heterps OTHER/.venv/bin/heterps --no-write   # of another installation
+    python -m bench.start --beside OTHER/bin/heterps   # another installation in the same rounds
 
 In turns, for each job: `heterps submit` to a cluster that `heterps up` has started and that nobody
 has used yet (`first`), once more (`standing`), and `heterps train`, which starts its own cluster
@@ -29,6 +29,7 @@ from bench.start.modes import Started, Tool
 
 TARGETS = {"first": 2.0, "standing": 2.0, "embedded": 6.0, "unprofiled": 12.0}  # seconds
 _WORKER_BYTES = 400e6
+_BESIDE = ", beside"
 
 
 def main() -> int:
@@ -38,6 +39,7 @@ def main() -> int:
     parser.add_argument("--jobs", nargs="+", choices=sorted(JOBS), default=sorted(JOBS))
     parser.add_argument("--modes", nargs="+", choices=list(TARGETS), default=list(TARGETS))
     parser.add_argument("--heterps", type=Path, default=Path(sys.executable).parent / "heterps")
+    parser.add_argument("--beside", type=Path, help="of another installation, measured in turns")
     parser.add_argument("--out", type=Path, default=RESULTS / "start.json")
     parser.add_argument("--no-write", action="store_true")
     parser.add_argument("--timeline", action="store_true", help="print one of every round")
@@ -45,16 +47,20 @@ def main() -> int:
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="heterps-start-") as folder:
         jobs = [Job.make(Path(folder, "jobs"), name, ROOT / "data") for name in options.jobs]
-        tool = Tool(options.heterps, Path(folder))
-        for job in jobs:
-            tool.learn(job)  # and the disk's cache is warm
+        tools = {"": Tool(options.heterps, Path(folder, "here"))}
+        if options.beside is not None:
+            tools[_BESIDE] = Tool(options.beside, Path(folder, "beside"))
+        for tool in tools.values():
+            for job in jobs:
+                tool.learn(job)  # and the disk's cache is warm
         for number in range(options.rounds):
             for job in jobs:
-                for started in tool.round(job, options.modes):
-                    runs.append(_told(number, job, started))
-                    _print(runs[-1])
-                    if options.timeline or number == options.rounds - 1:
-                        print(started.timeline, flush=True)
+                for name, tool in tools.items():
+                    for started in tool.round(job, options.modes):
+                        runs.append(_told(number, job, started, name))
+                        _print(runs[-1])
+                        if options.timeline or number == options.rounds - 1:
+                            print(started.timeline, flush=True)
     summary = _summary(runs)
     _print_summary(summary)
     result = {
@@ -72,11 +78,11 @@ def main() -> int:
     return 0
 
 
-def _told(number: int, job: Job, started: Started) -> dict[str, Any]:
+def _told(number: int, job: Job, started: Started, installation: str) -> dict[str, Any]:
     return {
         "round": number,
         "job": job.name,
-        "mode": started.mode,
+        "mode": started.mode + installation,
         "first_step_s": round(started.first_step_s, 3),
         "profile_kept": started.kept,
         "states_s": {name: round(at, 3) for name, at in started.states.items()},
@@ -129,10 +135,10 @@ def _of(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def _print_summary(summary: dict[str, Any]) -> None:
     for job, modes in summary.items():
         for mode, one in modes.items():
-            worker = one["worker_bytes_beyond"] or 0
+            worker, wanted = one["worker_bytes_beyond"] or 0, TARGETS[mode.removesuffix(_BESIDE)]
             print(
-                f"{job:10} {mode:11} {one['median_s']:6.2f} s ({one['least_s']:.2f} to "
-                f"{one['most_s']:.2f}; wanted {TARGETS[mode]:g}), worker beyond model and data "
+                f"{job:8} {mode:19} {one['median_s']:6.2f} s ({one['least_s']:.2f} to "
+                f"{one['most_s']:.2f}; wanted {wanted:g}), worker beyond model and data "
                 f"{worker / 1e6:.0f} MB (wanted {_WORKER_BYTES / 1e6:.0f}), "
                 f"other processes {one['other_processes_bytes'] / 1e6:.0f} MB"
             )

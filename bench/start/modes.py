@@ -58,6 +58,7 @@ class Tool:
         self._program = program
         self._folder = folder
         self._temporary = folder / "tmp"
+        folder.mkdir(parents=True, exist_ok=True)
         self._environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("HETERPS_")},
             "HETERPS_HOME": str(folder / "home"),

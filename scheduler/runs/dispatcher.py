@@ -44,10 +44,14 @@ class Dispatcher:
     behind it waiting, so that a large job gets its turn; a job of a higher priority overtakes it.
     One that waits for nodes that have gone keeps nobody waiting. A job that trains with fewer units
     than its plan has, as some were lost, has the next.
+
+    Attributes:
+        wake: has whoever calls `step` do so now.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self.wake: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._attempts: dict[str, Attempt] = {}
         self._closed = False

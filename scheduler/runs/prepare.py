@@ -1,11 +1,14 @@
 """A job from the queue to processes that train: profile, plan, reserve, start."""
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 
 from protos.decision_pb2 import Decision, Resources, Workload
 from protos.job_pb2 import JobSpec
@@ -91,6 +94,7 @@ class Preparation:
         if status is not None:
             attempt.beginning = beginning_of(status, spec, context.address)
         attempt.enter(State.PROFILING)
+        threading.Thread(target=_import_planner, name="planner", daemon=True).start()
         if attempt.beginning.step:
             _log.info("job %s: goes on from %s", attempt.id.job_id, attempt.beginning.place)
         # No other attempt may ever have this number: nodes know attempts by it.
@@ -450,6 +454,13 @@ class Preparation:
             found = follower.diagnose(self._stop, told).ending
             raise JobError(found or told) from None
         keep_begun(attempt)
+
+
+def _import_planner() -> None:
+    """Import what `_plan` will, which takes longer than a kept profile to be found."""
+    with suppress(Exception):  # it says so where it is needed
+        import_module("scheduler.planning.elastic")
+        import_module("scheduler.planning.planner")
 
 
 def _kept_note(at: float) -> str:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import grpc
 
 from chassis.callers import RefusedError, job_token
-from chassis.loops import Loops
+from chassis.loops import Loop, Loops
 from chassis.metrics import Metrics
 from chassis.roles import GRANTED, Caller
 from chassis.security import Security
@@ -166,7 +166,8 @@ class SchedulerProcess:
         self._begin("nodes", nodes.flush, registry.FLUSH_S)
         self._begin("prune", self._prune, PRUNE_S)
         self._begin("history", histories.flush, history_state.FLUSH_S)
-        self._begin("dispatch", lambda: self._dispatcher.step(wanted_types), _STEP_S)
+        dispatch = self._begin("dispatch", lambda: self._dispatcher.step(wanted_types), _STEP_S)
+        self._dispatcher.wake = dispatch.kick
         return address
 
     def stop(self) -> None:
@@ -215,8 +216,8 @@ class SchedulerProcess:
             return False
         return caller.role in GRANTED and caller.sees_all
 
-    def _begin(self, name: str, step: Callable[[], None], every_s: float) -> None:
-        self._loops.start(name, step, every_s, expected=(StoreError,))
+    def _begin(self, name: str, step: Callable[[], None], every_s: float) -> Loop:
+        return self._loops.start(name, step, every_s, expected=(StoreError,))
 
     def _lead(self) -> None:
         if not self._leadership.renew():

@@ -124,6 +124,7 @@ class SchedulerService(SchedulerServicer):
             refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error), CODE_MISSING)
         except StoreError as error:
             _unavailable(context, error)
+        self._dispatcher.wake()
         return SubmitReply(job_id=job_id, created=created)
 
     def GetJob(self, request: JobRequest, context: grpc.ServicerContext) -> JobStatus:  # noqa: N802
