@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import grpc
 
 from chassis.channels import connect
+from chassis.process import ChildError
 from heterps import Client
 from heterps.errors import HeterpsError
 from protos.node_pb2 import NodeStatusRequest
@@ -31,6 +32,7 @@ _LOOK_S = 0.002
 _STOPPED_S = 10.0  # that one stands still
 _NOTICE_S = (3.0, 10.0)
 _FULL_S = 3.0
+_REVIVED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class Killer:
 
         def revive() -> None:
             time.sleep(delay)
-            self.machines.start(name)
+            self._start(name)
 
         self._later(revive)
         return [name]
@@ -193,7 +195,7 @@ class Killer:
         def revive() -> None:
             time.sleep(delay)
             for name in (REDIS, SCHEDULER):
-                self.machines.start(name)
+                self._start(name)
 
         self._later(revive)
         return [*victims, REDIS, SCHEDULER]
@@ -213,7 +215,7 @@ class Killer:
             time.sleep(self.chance.uniform(0, 1.0) if early else notice)
             self.machines.kill(name)
             time.sleep(self.chance.uniform(0, 2.0))
-            self.machines.start(name)
+            self._start(name)
 
         self._later(revive)
         time.sleep(self.chance.uniform(0, 1.0))
@@ -258,6 +260,21 @@ class Killer:
             victims += KINDS[drawn(self.chance, USUAL)][1](self)
             time.sleep(self.chance.uniform(0, 0.5))
         return victims
+
+    def _start(self, name: str) -> None:
+        """Start one again and again until it runs, as whoever watches over it would.
+
+        Raises:
+            ChildError: it never does; a scheduler does not while its Redis stands still.
+        """
+        until = time.monotonic() + _REVIVED_S
+        while True:
+            try:
+                return self.machines.start(name)
+            except ChildError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.5)
 
     def _later(self, action: Callable[[], None]) -> None:
         self.reviving.append(threading.Thread(target=action))

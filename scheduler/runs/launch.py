@@ -241,11 +241,13 @@ def begin(
     channels: Channels,
     stop: Stop,
     topology: Topology | None = None,
+    retry_s: float = 3.0,
 ) -> None:
     """Tell every stage worker where the others are: training begins.
 
     Args:
         topology: what to tell; of a first generation unless given.
+        retry_s: for how long one that cannot be reached is tried again.
 
     Raises:
         CallError, Interrupted
@@ -259,7 +261,7 @@ def begin(
             topology,
             what=f"{worker.label} at {worker.address} ({worker.place}): start",
             timeout_s=_BEGIN_TIMEOUT_S,
-            retry_s=3.0,
+            retry_s=retry_s,
             stop=stop,
         )
 

@@ -50,6 +50,7 @@ from scheduler.state.packing import Group
 # Of one that was killed as it started, or whose node was: another may start.
 _PASSING = (END_LOST_NODE, END_WORKER_CRASHED)
 _REGROUP_S = 120.0  # a worker may be in the midst of a long micro-batch
+_BEGIN_S = 0.2  # all have just answered: who cannot be reached now is gone, and the rest wait
 _ROUNDS = 5  # in which others may be found to be gone, too
 _LOOK_S = 1.0  # between looks at the shards that workers may wait for
 _log = logging.getLogger("heterps.runner")
@@ -213,7 +214,7 @@ def _one_round(
     topology.judged.extend(found.judged)
     topology.former.extend(found.former)
     try:
-        begin(attempt.id, attempt.processes, channels, stop, topology)
+        begin(attempt.id, attempt.processes, channels, stop, topology, _BEGIN_S)
     except CallError as error:
         _log.warning("job %s: %s", attempt.id.job_id, error)
         gone |= _ended(attempt, attempt.processes)
