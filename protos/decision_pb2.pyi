@@ -235,6 +235,7 @@ class Workload(_message.Message):
     LOCKSTEP_FIELD_NUMBER: _builtins.int
     HANDLING_S_FIELD_NUMBER: _builtins.int
     LINEAR_FIELD_NUMBER: _builtins.int
+    COPIED_FIELD_NUMBER: _builtins.int
     THREADS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     reference_batch: _builtins.int
@@ -260,6 +261,8 @@ class Workload(_message.Message):
     """workers share out experts: so it is in each stage but the last"""
     handling_s: _builtins.float
     """of a micro-batch, what a worker on a CPU is busy with for each stage beside its own"""
+    copied: _builtins.bool
+    """while it trains, workers on CPUs copy weights and optimizer state"""
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Layer]: ...
     @_builtins.property
@@ -289,11 +292,12 @@ class Workload(_message.Message):
         lockstep: _builtins.bool = ...,
         handling_s: _builtins.float = ...,
         linear: _abc.Iterable[Global___LinearRoute] | None = ...,
+        copied: _builtins.bool = ...,
         threads: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "batch", b"batch", "crossing_s", b"crossing_s", "data_bytes", b"data_bytes", "handling_s", b"handling_s", "layers", b"layers", "linear", b"linear", "lockstep", b"lockstep", "micro_batches", b"micro_batches", "name", b"name", "overhead", b"overhead", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples", "staleness", b"staleness", "threads", b"threads", "whole_batch", b"whole_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "batch", b"batch", "copied", b"copied", "crossing_s", b"crossing_s", "data_bytes", b"data_bytes", "handling_s", b"handling_s", "layers", b"layers", "linear", b"linear", "lockstep", b"lockstep", "micro_batches", b"micro_batches", "name", b"name", "overhead", b"overhead", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples", "staleness", b"staleness", "threads", b"threads", "whole_batch", b"whole_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015

@@ -25,6 +25,8 @@ class Footprint:
     def __init__(self, workload: Workload, resources: Resources, steps: Steps) -> None:
         self._layers, self._types, self._steps = workload.layers, resources.types, steps
         shares = [k.units_per_host or k.limit if k.is_cpu else np.inf for k in resources.types]
+        # On the host: beside what a CPU's unit has there, and not on a GPU.
+        self._copies = [int(workload.copied and kind.is_cpu) for kind in resources.types]
         self._data: Floats = workload.data_bytes / np.array(shares, dtype=float)
 
     @cached_property
@@ -41,7 +43,8 @@ class Footprint:
         for row, layer in enumerate(self._layers):
             if _itemized(layer):
                 held[row] = layer.activation_bytes * self._steps.batch / self._steps.micro_batches
-                memory[row] = _kept_bytes(layer, self._steps, self._steps.samples_in_flight)
+                samples = self._steps.samples_in_flight
+                memory[row] = [_kept_bytes(layer, self._steps, samples, n) for n in self._copies]
         memory[0] += self._data
         return memory, held
 
@@ -53,7 +56,7 @@ class Footprint:
             total = self._data[run.type] if run.first == 0 else 0.0
             for layer in self._layers[run.first : run.last + 1]:
                 if _itemized(layer):
-                    total += _kept_bytes(layer, steps, held)
+                    total += _kept_bytes(layer, steps, held, self._copies[run.type])
                 else:
                     total += layer.cost[self._types[run.type].name].memory_bytes
             found.append(float(total))
@@ -72,10 +75,10 @@ class Footprint:
         return ""
 
 
-def _kept_bytes(layer: Layer, steps: Steps, samples: float) -> float:
-    """Memory of a layer that has the activations of so many samples."""
-    kept = layer.weight_bytes * steps.copies + layer.optimizer_bytes
-    return kept + layer.activation_bytes * samples
+def _kept_bytes(layer: Layer, steps: Steps, samples: float, copies: int) -> float:
+    """Memory of a layer that has the activations of so many samples, and copies of its state."""
+    state = layer.weight_bytes * (steps.copies - 1) + layer.optimizer_bytes
+    return (1 + copies) * state + layer.weight_bytes + layer.activation_bytes * samples
 
 
 def _itemized(layer: Layer) -> bool:

@@ -95,7 +95,9 @@ class Workload:
     for each stage beside its own, and `data_bytes` what a host of the first stage keeps of the
     dataset. With `whole_batch` the loss is one of whole batches: no backward of a step begins
     before all of its forwards are done. With `lockstep` workers share out experts: so it is in each
-    stage but the last. `linear` is no cost: what the costs of dense layers were measured with.
+    stage but the last. `copied` says that workers copy what they have of weights and optimizer
+    state while they train: for checkpoints, and for whoever takes another's place. `linear` is no
+    cost: what the costs of dense layers were measured with.
     `threads` are those of the worker that the costs on a type are of; one where it is not named.
     """
 
@@ -114,6 +116,7 @@ class Workload:
     handling_s: float = field(default=0.0, metadata=OPTIONAL)
     whole_batch: bool = field(default=False, metadata=OPTIONAL)
     lockstep: bool = field(default=False, metadata=OPTIONAL)
+    copied: bool = field(default=False, metadata=OPTIONAL)
     linear: tuple[LinearRoute, ...] = field(default=(), metadata=OPTIONAL)
     threads: Mapping[str, int] = field(default_factory=dict, metadata=OPTIONAL)
     source: str = field(default="", compare=False)
@@ -163,6 +166,7 @@ class Workload:
             handling_s=fields.number("handling_s", default=0.0),
             whole_batch=fields.boolean("whole_batch", default=False),
             lockstep=fields.boolean("lockstep", default=False),
+            copied=fields.boolean("copied", default=False),
             linear=tuple(
                 _parse_route(item, f"linear[{index}]", source)
                 for index, item in enumerate(fields.items("linear", least=0))

@@ -55,6 +55,7 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
     if found.whole_batch:
         notes.append(_AT_ONCE)
     found.lockstep = train.split_experts
+    found.copied = found.copied or copies_state(job)
     most = 0 if train.split_experts else train.staleness  # workers in lockstep end each step
     found.staleness = min(most, found.staleness) if found.HasField("staleness") else most
     if train.split_experts and not all(node.plain_collectives for node in nodes):
@@ -75,6 +76,13 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
     if found.lockstep:
         notes.append(_TOGETHER)
     return Constrained(found, tuple(notes))
+
+
+def copies_state(job: JobSpec) -> bool:
+    """Whether workers copy their state while they train: for checkpoints, moves, replacements."""
+    schedule = job.schedule
+    moves = schedule.replan == "auto" or schedule.HasField("elastic")
+    return moves or job.retries > 0 or job.train.HasField("checkpoint")
 
 
 def of_model(constrained: Constrained, seen: Workload) -> Constrained:

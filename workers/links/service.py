@@ -1,7 +1,7 @@
 """The gRPC service of one worker: where the others are, where they connect, what it has kept."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import grpc
 
@@ -11,7 +11,6 @@ from workers.links.session import ENDING, Session
 
 SERVICE = "heterps.v1.Stage"
 _THREADS = 6  # of which one may wait for the worker to give up its steps
-_CHUNK = 1 << 20  # bytes
 
 
 class StageService(stage_pb2_grpc.StageServicer):
@@ -23,13 +22,13 @@ class StageService(stage_pb2_grpc.StageServicer):
     Attributes:
         on_regroup: given the number of another generation and whether all go back, has the worker
             give up its steps; returns once it has, and tells what it has kept. None: it cannot.
-        kept: its training state after so many updates, if it has kept that.
+        kept: its training state after so many updates, if it has kept that, in small pieces.
         on_pause: has all workers wait after a step; None: it cannot, or does not train.
     """
 
     def __init__(self, session: Session) -> None:
         self.on_regroup: Callable[[int, bool], stage_pb2.RegroupReply] | None = None
-        self.kept: Callable[[int], bytes | None] = lambda step: None
+        self.kept: Callable[[int], Iterable[bytes] | None] = lambda step: None
         self.on_pause: Callable[[], None] | None = None
         self._session = session
         self._changed = threading.Condition()
@@ -121,8 +120,8 @@ class StageService(stage_pb2_grpc.StageServicer):
         if data is None:
             text = f"this worker has no state after {request.step} updates"
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
-        for first in range(0, len(data), _CHUNK):
-            yield stage_pb2.StateChunk(data=data[first : first + _CHUNK])
+        for chunk in data:
+            yield stage_pb2.StateChunk(data=chunk)
 
     def Connect(  # noqa: N802
         self, request: stage_pb2.ConnectRequest, context: grpc.ServicerContext

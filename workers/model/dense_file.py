@@ -18,11 +18,12 @@ _HEADER_LENGTH = 8  # bytes, little-endian
 _HEADER_MULTIPLE = 8  # of its length
 
 
-def chunks_of(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
+def chunks_of(tensors: Mapping[str, Tensor], size: int = _CHUNK) -> Iterator[bytes]:
     """The bytes of a safetensors file, piece by piece.
 
     Args:
         tensors: on the host, contiguous, none a part of another.
+        size: bytes of a piece, at most.
     """
     # Wide elements first, so that each tensor is aligned to its own.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -38,12 +39,16 @@ def chunks_of(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
         }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _HEADER_MULTIPLE)
-    yield len(text).to_bytes(_HEADER_LENGTH, "little") + text
+    yield from _pieces(memoryview(len(text).to_bytes(_HEADER_LENGTH, "little") + text), size)
     for name in names:
         if tensors[name].numel():
             data = tensors[name].detach().reshape(-1).view(torch.uint8).numpy().data
-            for first in range(0, len(data), _CHUNK):
-                yield bytes(data[first : first + _CHUNK])
+            yield from _pieces(data, size)
+
+
+def _pieces(data: memoryview, size: int) -> Iterator[bytes]:
+    for first in range(0, len(data), size):
+        yield bytes(data[first : first + size])
 
 
 def read_from(stream: BinaryIO, accept: Callable[[str], object]) -> dict[str, Tensor]:

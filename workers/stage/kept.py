@@ -1,12 +1,15 @@
-"""The state that a worker has kept, as bytes for another of its stage."""
+"""The state that a worker has kept, as bytes for another of its stage: in memory once there."""
 
 import json
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load_file
 
 from workers.model.cut import ScaleState, Validated
+from workers.model.dense_file import chunks_of
 from workers.model.loss_curve import LossCurve
 from workers.stage.beginning import Beginning
 from workers.stage.state import StageState
@@ -14,8 +17,11 @@ from workers.stage.state import StageState
 _HEAD = "head"
 
 
-def to_bytes(kept: Beginning) -> bytes:
-    """All that a worker of the same stage and job begins with."""
+def to_chunks(kept: Beginning, size: int = 1 << 20) -> Iterator[bytes]:
+    """All that a worker of the same stage and job begins with, in pieces of `size` bytes at most.
+
+    What is kept must not change before the last of them is taken.
+    """
     assert kept.state is not None
     head = {
         "step": kept.step,
@@ -35,12 +41,18 @@ def to_bytes(kept: Beginning) -> bytes:
     for kinds in kept.state.by_layer(()).values():
         for kind, some in kinds.items():
             tensors |= {f"{kind}/{name}": tensor for name, tensor in some.items()}
-    return save(tensors)
+    return chunks_of(tensors, size)
 
 
-def of_bytes(data: bytes) -> Beginning:
-    """What `to_bytes` made."""
-    tensors = load(data)
+def of_chunks(chunks: Iterable[bytes]) -> Beginning:
+    """What `to_chunks` made."""
+    file = os.memfd_create("state")  # which the tensors are mapped from
+    try:
+        with os.fdopen(os.dup(file), "wb") as stream:
+            stream.writelines(chunks)
+        tensors = load_file(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
     head = json.loads(bytes(tensors.pop(_HEAD).tolist()))
     curve = LossCurve.take(tensors)
     kinds: dict[str, dict[str, torch.Tensor]] = {}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from workers.links.step_sum import StepSum
 from workers.model.entry import ModelError
@@ -69,9 +70,9 @@ class Overlap:
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[
-            Tensor, int
-        ] = {}  # of all parameters watched, among those of their step
+        # Of all parameters watched, among those of their step.
+        self._numbers: dict[Tensor, int] = {}
+        self._hooks: list[RemovableHandle] = []
         self._first = True
         self._repeated: set[int] = set()
         self._seen: set[int] = set()
@@ -82,7 +83,8 @@ class Overlap:
         for number, parameter in enumerate(step.parameters):
             if parameter not in self._numbers:  # the weights of each step's version are others
                 self._numbers[parameter] = number
-                parameter.register_post_accumulate_grad_hook(self._accumulated)
+                hook = parameter.register_post_accumulate_grad_hook(self._accumulated)
+                self._hooks.append(hook)
         self._seen = set()
         self._step = step
 
@@ -93,6 +95,11 @@ class Overlap:
             return None
         self._step, self._first = None, False
         return begun
+
+    def close(self) -> None:
+        """Watch nothing any more: parameters and what watches them would keep each other."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _accumulated(self, parameter: Tensor) -> None:
         step, number = self._step, self._numbers[parameter]

@@ -260,6 +260,7 @@ class Parts:
         self.links.close()
         self.client.close()
         self.group.close()
+        self.update.close()
 
 
 def build(

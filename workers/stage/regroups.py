@@ -7,7 +7,7 @@ what was kept, and tells all where to go on.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
@@ -19,7 +19,7 @@ from workers.links.inbox import Stopped
 from workers.links.service import StageService
 from workers.links.session import Session
 from workers.stage.beginning import Beginning
-from workers.stage.kept import of_bytes
+from workers.stage.kept import of_chunks
 
 _GIVE_UP_S = 110.0  # for a worker in the midst of a micro-batch
 _READ_S = 120.0
@@ -135,13 +135,15 @@ def read_state(donor: str, request: ReadStateRequest, stopped: Callable[[], bool
         PeerLostError: it cannot be had.
         Stopped: `stopped` said so.
     """
-    data = bytearray()
+
+    def chunks() -> Iterator[bytes]:
+        for chunk in StageStub(channel).ReadState(request, timeout=_READ_S):
+            if stopped():
+                raise Stopped("stopped")
+            yield chunk.data
+
     with connect(donor) as channel:
         try:
-            for chunk in StageStub(channel).ReadState(request, timeout=_READ_S):
-                if stopped():
-                    raise Stopped("stopped")
-                data += chunk.data
+            return of_chunks(chunks())
         except grpc.RpcError as error:
             raise PeerLostError(f"{donor}: its training state: {error}") from None
-    return of_bytes(bytes(data))

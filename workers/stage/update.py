@@ -95,6 +95,10 @@ class Update:
         self.averages = Averages(parameters, job.train.ema) if averaged else None
         versions.open()
 
+    def close(self) -> None:
+        """Watch no gradients any more."""
+        self._overlap.close()
+
     def watch(self, step: int) -> None:
         """Begin to sum gradients while the backward that follows, the worker's last, makes them."""
         if self._group.overlaps:

@@ -1,11 +1,13 @@
 """One worker of one stage from its start to the saved model."""
 
+import gc
 import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from chassis import process
@@ -34,7 +36,7 @@ from workers.stage.cut_folder import remove_cuts
 from workers.stage.evaluation import Measured
 from workers.stage.experts import whole_state
 from workers.stage.failure import end_reason_of, told
-from workers.stage.kept import to_bytes
+from workers.stage.kept import to_chunks
 from workers.stage.parts import Parts, Share, build
 from workers.stage.regroups import Regroups, read_state
 from workers.stage.reporter import Reporter
@@ -103,6 +105,7 @@ class Worker:
         )
         try:
             while not self._generation(reporter):
+                gc.collect()  # the parts of the last one, which know each other: weights and all
                 reporter.begin(self._service.session.generation)
                 self._share = Share.of(self._launch, anew=True)
         except (Exception, SystemExit) as error:
@@ -143,6 +146,7 @@ class Worker:
             log_fields(step=lambda: progress.step)
             self._settle_tables(parts, topology)
             self._kept, self._trained = None, session.generation
+            self._share = replace(self._share, beginning=replace(self._share.beginning, state=None))
             self._run(parts, reporter)
             return True
         except (Exception, SystemExit) as error:
@@ -213,12 +217,12 @@ class Worker:
             return False
         return end_reason_of(error, self._launch.job) == END_CONNECTION_LOST
 
-    def _kept_after(self, step: int) -> bytes | None:
+    def _kept_after(self, step: int) -> Iterator[bytes] | None:
         until = time.monotonic() + _DECIDED_S
         while self._doubtful is not None and time.monotonic() < until:
             time.sleep(_LOOK_S)  # it is told about now how the step ended
         kept = self._kept
-        return to_bytes(kept) if kept is not None and kept.step == step else None
+        return to_chunks(kept) if kept is not None and kept.step == step else None
 
     def _decide(self, topology: Topology) -> None:
         """Take the step in doubt if others took it."""

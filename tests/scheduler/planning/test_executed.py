@@ -208,6 +208,20 @@ def test_memory_counts_versions_and_what_is_in_flight() -> None:
     assert four.stages[0].memory_bytes == pytest.approx(52.0)
 
 
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_memory_counts_copies_of_the_state_on_cpus(kind: str) -> None:
+    work = workload({kind: cost(1.0)}, ps_type="", batch=8, micro_batches=4, staleness=1)
+    work["layers"][0].update(weight_bytes=10.0, optimizer_bytes=5.0, activation_bytes=1.0)
+    offer = resources(**{kind: (1.0, 1)})
+    plain, copied = plan(work, offer), plan(work | {"copied": True}, offer)
+    # Two versions and the optimizer's; the gradient is not copied.
+    more = 2 * 10.0 + 5.0 if kind == "cpu" else 0.0
+    assert copied.stages[0].memory_bytes - plain.stages[0].memory_bytes == pytest.approx(more)
+    offer["types"][0]["memory_bytes"] = plain.stages[0].memory_bytes
+    assert plan(work, offer).feasible
+    assert plan(work | {"copied": True}, offer).feasible == (kind == "gpu")
+
+
 def test_what_crosses_hosts_is_priced_at_their_bandwidth() -> None:
     """10 bytes a sample each way at 1,000 bytes a second: 20 ms."""
     work = workload({"cpu": cost(0.1)}, {"t4": cost(0.1)})

@@ -53,6 +53,19 @@ def test_a_job_says_batch_micro_batches_and_staleness() -> None:
     assert not found.lockstep
 
 
+def test_jobs_that_copy_their_state_are_known() -> None:
+    kept, again, moved, grown = (job() for _ in range(4))
+    kept.train.checkpoint.every = "5m"
+    again.retries = 1
+    moved.schedule.replan = "auto"
+    grown.schedule.elastic.max = 4
+    for one in (kept, again, moved, grown):
+        assert of_job(workload("a"), one, []).workload.copied
+    advised = job()
+    advised.schedule.replan = "advise"
+    assert not of_job(workload("a"), advised, []).workload.copied
+
+
 def test_what_computes_linear_layers_stays_as_it_was_chosen_and_is_said() -> None:
     def route(kind: str, forward: str) -> LinearRoute:
         size = {"rows": 512, "inputs": 429, "outputs": 400, "threads": 1}

@@ -21,7 +21,7 @@ from workers.stage import evaluation
 from workers.stage.beginning import Beginning
 from workers.stage.callbacks import job_callbacks
 from workers.stage.executor import StageExecutor
-from workers.stage.kept import of_bytes, to_bytes
+from workers.stage.kept import of_chunks, to_chunks
 from workers.stage.state import StageState
 
 CODE = """
@@ -275,8 +275,8 @@ def test_who_goes_on_from_a_cut_is_told_again_of_what_may_not_have_been(tmp_path
 
 def test_who_has_heard_of_the_end_tells_whoever_goes_on():
     state = StageState.of_layers([{}])
-    assert of_bytes(to_bytes(Beginning(3, state=state, stopped=True))).stopped
-    assert not of_bytes(to_bytes(Beginning(3, state=state))).stopped
+    assert of_chunks(to_chunks(Beginning(3, state=state, stopped=True))).stopped
+    assert not of_chunks(to_chunks(Beginning(3, state=state))).stopped
 
 
 @pytest.mark.parametrize("plan", ["alone", "stages"])

@@ -1,7 +1,9 @@
 """Sums that begin while a backward runs: what plain PyTorch gives, whatever the model does."""
 
+import gc
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -253,6 +255,19 @@ def test_sums_are_those_of_plain_pytorch_to_the_bit(groups, kind, staleness):
             for sum_, grad in zip(sums[step], wanted, strict=True):
                 assert (sum_ is None) == (grad is None)
                 assert sum_ is None or torch.equal(sum_, grad)
+
+
+def test_what_has_been_closed_keeps_no_model(groups):
+    def work(group):
+        model = made(Net)
+        update, _ = update_of(model, group, staleness=1)
+        take_step(update, model, 0, group.rank)
+        update.close()
+        return [weakref.ref(one) for one in (update, *model.parameters())]
+
+    known = together(groups, work)
+    gc.collect()
+    assert [one for refs in known for one in refs if one() is not None] == []
 
 
 @pytest.mark.parametrize("_small_buckets", [1], indirect=True)  # each is summed where it lies
