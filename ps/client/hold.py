@@ -7,6 +7,7 @@ on at once, and when it is stopped, or cut off, seconds later.
 
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from uuid import uuid4
@@ -127,7 +128,8 @@ class Hold:
                 if _cut(shard, request).busy:
                     break
                 if shard.address not in self._kept:
-                    self._kept[shard.address] = shard.stub.Keep.future(request)
+                    with suppress(ValueError):  # aborted just now, as the next call finds
+                        self._kept[shard.address] = shard.stub.Keep.future(request)
             else:
                 return
             if time.monotonic() > limit:
