@@ -103,9 +103,15 @@ def _print(run: dict[str, Any]) -> None:
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians and ranges by job and mode; of workers, bytes beyond model and data."""
+    """Medians and ranges by job and mode; of workers, bytes beyond model and data.
+
+    Of the modes with a known profile those runs count that had one.
+    """
     found: dict[str, Any] = {}
     for run in runs:
+        known = not run["mode"].startswith("unprofiled")
+        if known and not run["profile_kept"]:  # the machine was another than when it was measured
+            continue
         found.setdefault(run["job"], {}).setdefault(run["mode"], []).append(run)
     return {job: {mode: _of(some) for mode, some in modes.items()} for job, modes in found.items()}
 

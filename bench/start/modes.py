@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bench.start.job import Job
 from bench.start.memory import Used, used_by
 from bench.start.timeline import timeline
+from heterps import Client
 
 _MOST_S = 180.0  # for a first step
 _TRAINS_S = 2.0  # until memory is looked at
@@ -108,7 +108,8 @@ class Tool:
         cluster = self._folder / "home" / "cluster"
         running = json.loads((self._folder / "home" / "cluster.json").read_text())
         used = used_by(running["pid"])
-        started = self._found(mode, job_id, began, at, used, cluster / "logs", ())
+        address = running["address"]
+        started = self._found(mode, job_id, began, at, used, cluster / "logs", address)
         self._run("cancel", job_id)
         return started
 
@@ -130,7 +131,7 @@ class Tool:
             to = ("--scheduler", address)
             jobs = json.loads(self._run("jobs", "--json", *to))  # ended ones of before, too
             job_id = next(one["job_id"] for one in jobs if one["state"] == "running")
-            return self._found(mode, job_id, began, at, used, logs, to)
+            return self._found(mode, job_id, began, at, used, logs, address)
         finally:
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
@@ -145,29 +146,25 @@ class Tool:
         at: float,
         used: list[Used],
         logs: Path,
-        to: Sequence[str],
+        address: str,
     ) -> Started:
         """What is known of a job while it runs."""
-        decision: dict[str, Any] = json.loads(self._run("inspect", job_id, "--json", *to))
-        said = self._run("logs", job_id, *to)
+        with Client(address) as client:
+            decision = client.decision(job_id)
+        said = self._run("logs", job_id, "--scheduler", address)
         events = timeline(began, at, [*logs.parent.rglob("*.log")], said, job_id)
         states = {
             words[0].lower(): event.at
             for event in events
             if event.who == "scheduler" and len(words := event.what.split(": ")[-1].split()) == 1
         }
-        workload = decision.get("workload", {})
-        layers = workload.get("layers", ())
-        model = sum(
-            2 * int(one.get("weight_bytes", 0)) + int(one.get("optimizer_bytes", 0))
-            for one in layers
-        )
-        kept = any(
-            "a kept profile" in text or "a profile of" in text for text in _reasons(decision)
-        )
+        model, data = 0.0, 0.0
+        if (workload := decision.workload) is not None:
+            model = sum(2 * one.weight_bytes + one.optimizer_bytes for one in workload.layers)
+            data = workload.data_bytes
+        kept = any(text.startswith("Costs are those of a profile") for text in decision.reasons)
         shown = "\n".join(f"    {event}" for event in events)
-        data = int(workload.get("data_bytes", 0))
-        return Started(mode, at - began, kept, states, used, model, data, shown)
+        return Started(mode, at - began, kept, states, used, int(model), int(data), shown)
 
     def _run(self, *arguments: str) -> str:
         environment = self._environment | {"HETERPS_PROFILES": str(self._profiles(""))}
@@ -181,10 +178,6 @@ class Tool:
         if done.returncode:
             raise RuntimeError(f"heterps {' '.join(arguments)}: {done.stdout}{done.stderr}")
         return done.stdout
-
-
-def _reasons(decision: dict[str, Any]) -> list[str]:
-    return [str(reason) for reason in decision.get("reasons", ())]
 
 
 def _stepped(job: Job, process: "subprocess.Popen[bytes] | None" = None) -> float:
