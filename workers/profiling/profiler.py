@@ -418,9 +418,7 @@ class Profiler:
                 given = tensors_in([values[name] for name in graph.outputs]) if names else ()
                 crossing = sum(map(_both_ways, given))
                 rows.bind(graph, values)
-                with (
-                    self._precision.computing()
-                ):  # the inputs are what the layers before gave in it
+                with self._precision.computing():  # in which the layers before gave the inputs
                     counted = datasheet.measure_work(graph.module, inputs, outputs)
                 rows.drop(graph)
             update_bytes = datasheet.UPDATE_TRAFFIC * memory.weights * self._sizes.of_step
