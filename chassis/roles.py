@@ -102,7 +102,7 @@ REQUIRED: Final[Mapping[str, Role]] = MappingProxyType(
     # Between the workers of a job, which ask for that job's token: see `chassis.callers`.
     | _methods("heterps.v1.Stage", Role.JOB, "Start Regroup Pause ReadState Connect Join")
     | _methods(_SHARD, Role.JOB, "Pull Push Attach Advance Stage Tally Commit Stats Keys Route")
-    | _methods(_SHARD, Role.JOB, "CreateTable DropTables Shrink Cut Save Load")
+    | _methods(_SHARD, Role.JOB, "CreateTable DropTables Shrink Cut Keep Save Load")
     | _methods(_SHARD, Role.CLUSTER, "Fetch Move Absorb Replicate")
     | _methods("grpc.health.v1.Health", Role.READ, "Watch")
     | _methods("grpc.reflection.v1alpha.ServerReflection", Role.READ, "ServerReflectionInfo")

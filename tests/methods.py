@@ -41,7 +41,7 @@ _JOBS_OWN = (
     | _of("Artifacts", "Has Put Get List Remove")
     | _of("Stage", "Start Regroup Pause ReadState Connect Join")
     | _of("ParameterServer", "Pull Push Attach Advance Stage Tally Commit Stats Keys Route")
-    | _of("ParameterServer", "CreateTable DropTables Shrink Cut Save Load")
+    | _of("ParameterServer", "CreateTable DropTables Shrink Cut Keep Save Load")
 )
 _SUBMITS = _LOOKS | _JOBS_OWN | _of("Scheduler", "Submit CancelJob MoveJob Plan")
 MAY = {

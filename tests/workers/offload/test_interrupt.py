@@ -13,7 +13,7 @@ LIMIT_S = 120  # only a hang reaches it
 
 # Reads hang, in the threads that read, while `goes_on` is not set.
 _HANGS = """
-import gc, sys, threading, warnings
+import gc, signal, sys, threading, warnings
 import torch
 from heterps import MoE, offload, pack_experts
 from workers.offload.layout import view_of
@@ -21,6 +21,7 @@ from workers.offload.packed import PackedExperts, aligned
 from workers.offload.readers import Read, Readers
 
 warnings.simplefilter("ignore")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in background
 path, mode = sys.argv[1:]
 main, goes_on, begun = threading.main_thread(), threading.Event(), threading.Event()
 goes_on.set()

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,8 @@ def test_a_file_that_ends_early_is_told_by_the_expert(tmp_path: Path) -> None:
         readers.wait(read)
         error = read.error
         assert isinstance(error, ExpertFileError)
-        assert "expert 2: the file is cut short" in str(error)
+        # Of the two that are missing, whichever was read first.
+        assert re.search("expert [23]: the file is cut short", str(error))
 
 
 def test_what_the_system_says_of_a_read_is_an_oserror(tmp_path: Path) -> None:
