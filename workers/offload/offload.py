@@ -1,6 +1,8 @@
 """Runs a model with its experts out of memory."""
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +30,8 @@ from workers.offload.source import Source, moe_layers, of_model
 from workers.offload.store import Stats, Store
 from workers.offload.trace import Recorder, Trace, read_trace
 from workers.ops.grouped_ffn import backend_for
+
+_besides: ContextVar[bool] = ContextVar("besides", default=False)
 
 
 class Offload(Closing):
@@ -296,6 +300,8 @@ def strip(layer: MoE, name: str) -> None:
             _empty(module)
 
     def refuse_state(*_: Any) -> None:
+        if _besides.get():
+            return
         raise RuntimeError(
             f"{name}: state_dict: its experts are out of memory; expected a model "
             "that is not offloaded"
@@ -309,6 +315,16 @@ def strip(layer: MoE, name: str) -> None:
     hooks: Any = layer
     hooks.register_state_dict_pre_hook(refuse_state)
     hooks.register_load_state_dict_pre_hook(refuse_loading)
+
+
+@contextmanager
+def state_besides() -> Iterator[None]:
+    """Meanwhile `state_dict` gives what a model has besides experts that are out of memory."""
+    token = _besides.set(True)
+    try:
+        yield
+    finally:
+        _besides.reset(token)
 
 
 def _empty(expert: nn.Module) -> None:

@@ -46,6 +46,7 @@ from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
 from workers.model.warm_start import Weights, give_weights, read_weights
 from workers.model.whole import check_smallest
+from workers.offload.suited import check_suited
 from workers.ops.linear import Routes, of_type, route
 from workers.stage.beginning import Beginning, beginning_of
 from workers.stage.callbacks import Callbacks, job_callbacks
@@ -61,6 +62,7 @@ from workers.stage.layers import StageLayers
 from workers.stage.loggers import job_loggers
 from workers.stage.loss_terms import LossTerms
 from workers.stage.progress import Progress
+from workers.stage.offloading import built_in, folder_of, outside_of, take_out
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
 from workers.stage.series import close_series, series_of
@@ -89,6 +91,7 @@ class Share:
         beginning: of the training; the graph's layers are as they are then.
         routes: of products of the stage's `nn.Linear`, as of the decision.
         weights: that the job's own training begins with.
+        folder: for experts that lie out of memory; None: all are in it.
     """
 
     launch: LaunchRequest
@@ -104,6 +107,7 @@ class Share:
     routes: Routes
     beginning: Beginning
     weights: Weights | None
+    folder: Path | None
 
     @property
     def tables(self) -> str:
@@ -129,7 +133,9 @@ class Share:
         precision = Precision.of(job.train.precision, device)
         routes = Routes(of_type(job.train.routes, plan.type) if device.type == "cpu" else ())
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        traced = TracedModel(job_model(job), inputs_of(job.data))
+        folder = folder_of(job)
+        with built_in(folder):
+            traced = TracedModel(job_model(job), inputs_of(job.data))
         names = [layer.name for layer in traced.layers]
         if names != list(launch.layers):
             raise UnfitPlanError(
@@ -140,6 +146,7 @@ class Share:
         if first:  # held-out splits, too, before anything is trained
             check_all(job)
             check_parameters(traced, job)
+            check_suited(job, traced.model, names)
             check_followed(traced, job)
             check_loss(traced, job)
             check_metrics(traced, job)
@@ -162,7 +169,9 @@ class Share:
         graph, staleness = traced.stage(plan.first, plan.last), staleness_of(launch)
         beginning = Beginning()
         if not anew:
-            beginning = beginning_of(launch, graph, staleness, weights, place=launch.resume)
+            beginning = beginning_of(
+                launch, graph, staleness, weights, place=launch.resume, folder=folder
+            )
         batches.go_on(beginning.position)
         return Share(
             launch,
@@ -178,13 +187,16 @@ class Share:
             routes,
             beginning,
             weights,
+            folder,
         )
 
     def begun(self, kept: Beginning | None, place: str) -> "Share":
         """The same with the state that a worker has kept; None: with that of the cut at `place`."""
         if kept is None:
             beginning = beginning_of(
-                self.launch, self.graph, self.staleness, self.weights, place=place
+                *(self.launch, self.graph, self.staleness, self.weights),
+                place=place,
+                folder=self.folder,
             )
             self.batches.go_on(beginning.position)
             return replace(self, beginning=beginning)
@@ -201,8 +213,11 @@ def planned_micro_batches(launch: LaunchRequest) -> int:
 
 
 def staleness_of(launch: LaunchRequest) -> int:
-    """Updates that a step lacks: the plan's, else the job's; none where experts are split."""
-    if launch.job.train.split_experts:
+    """Updates that a step lacks: the plan's, else the job's.
+
+    None where experts are split, or out of memory.
+    """
+    if launch.job.train.split_experts or launch.job.train.offload.memory:
         return 0
     return launch.staleness if launch.HasField("staleness") else launch.job.train.staleness
 
@@ -261,6 +276,8 @@ class Parts:
         self.client.close()
         self.group.close()
         self.update.close()
+        if (outside := outside_of(self.graph.module)) is not None:
+            outside.close()
 
 
 def build(
@@ -326,6 +343,16 @@ def _connected(
     split = split_experts(module, group) if job.train.split_experts else []
     if split:
         _log.info("experts of %s are split over %d workers", ", ".join(split), group.size)
+    if share.folder is not None:
+        begun = share.beginning
+        kept = begun.state.optimizer if begun.state is not None else {}
+        steps = share.schedule.steps
+        outside = take_out(
+            *(job, module, group, device, share.folder),
+            *(steps, begun.step, begun.applied, kept),
+        )
+        if outside is not None:
+            opened.callback(outside.close)
     notices = Notices(
         (place.stage, place.rank),
         [stage.addresses for stage in topology.stages],

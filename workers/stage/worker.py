@@ -34,9 +34,10 @@ from workers.model.saved import KeptModel, SavedModel, saved_model
 from workers.stage.beginning import Beginning
 from workers.stage.cut_folder import remove_cuts
 from workers.stage.evaluation import Measured
-from workers.stage.experts import whole_state
+from workers.stage.experts import state_bytes, whole_state
 from workers.stage.failure import end_reason_of, told
 from workers.stage.kept import to_chunks
+from workers.stage.offloading import outside_of
 from workers.stage.parts import Parts, Share, build
 from workers.stage.regroups import Regroups, read_state
 from workers.stage.reporter import Reporter
@@ -254,9 +255,8 @@ class Worker:
         saved = self._saved(reporter)
         # A disk that is full for a while ends nothing that trains already.
         if self._share.place.rank == 0 and not self._service.session.generation:
-            weights = self._share.graph.module.state_dict().values()
             # Beside each other for a while: the stages' parts, and the whole.
-            saved.require_room(2 * sum(weight.nbytes for weight in weights))
+            saved.require_room(2 * state_bytes(self._share.graph.module))
         diverged: DivergedError | None = None
         try:
             self._train(parts, reporter)
@@ -414,6 +414,8 @@ class Worker:
         """
         state = {**whole_state(self._share.graph.module, parts.group), **self._share.graph.uncalled}
         if self._share.place.rank == 0:
+            if (outside := outside_of(self._share.graph.module)) is not None:
+                state |= outside.weights()
             saved.write_stage(self._share.place.stage, state)
 
     def _evaluate(self, parts: Parts) -> dict[Split, Measured]:
