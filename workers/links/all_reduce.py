@@ -268,7 +268,6 @@ class StageGroup:
         return RingSum(ring, -self._calls)  # steps have the other numbers
 
 
-
 def _bytes(values: Tensor) -> Tensor:
     return values.view(-1).view(torch.uint8)
 

@@ -355,6 +355,7 @@ class DenseFiles:
         name = f"{self._store.url}/{part.name}"
         try:
             with self._store.open(part.name) as stream:
+                data: bytes | memoryview
                 if folder is None:
                     data = read_at_most(stream, part.bytes, name)
                 else:

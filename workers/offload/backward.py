@@ -49,16 +49,17 @@ class TrainedOutside:
         """Rows [R, D] in the order of their experts -> [R, D]."""
         if rows_RD.device.type != "cpu":
             raise ValueError(f"offload: expected rows on a CPU, got {rows_RD.device}")
+        rows = rows_RD
         if torch.is_autocast_enabled("cpu"):  # as `grouped_ffn`, which casts weights, too
-            rows_RD = rows_RD.to(torch.get_autocast_dtype("cpu"))
+            rows = rows.to(torch.get_autocast_dtype("cpu"))
         keep = torch.is_grad_enabled()
-        if backend_for(rows_RD, rows_RD, rows_RD) != "native":
+        if backend_for(rows, rows, rows) != "native":
             raise RuntimeError(
                 f"{self.at.name}: expected native kernels, to train experts one by one with the "
                 "bits that they get together, got HETERPS_GROUPED_FFN=loop"
             )
         apply: Callable[..., Tensor] = _Experts.apply
-        return apply(rows_RD, self._anchor, offsets, self, keep)
+        return apply(rows, self._anchor, offsets, self, keep)
 
 
 class _Experts(torch.autograd.Function):

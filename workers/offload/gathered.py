@@ -31,18 +31,14 @@ _MOST_STEPS = 1024  # that are noted, for experts that get no tokens
 Options = Mapping[str, Any]
 
 
-def with_gradients(
-    source: Source, rule: Rule, kept: Mapping[str, Mapping[str, Tensor]]
-) -> Source:
+def with_gradients(source: Source, rule: Rule, kept: Mapping[str, Mapping[str, Tensor]]) -> Source:
     """A layer's experts with what an optimizer keeps of them, and room for their gradients.
 
     Args:
         kept: of w1 and w2 by their names in the layer, of all experts; zeros where it has none.
     """
     weights = source.layer.tensors
-    states = [
-        replace(one, name=f"{one.name}.{state}") for one in weights for state in rule.states
-    ]
+    states = [replace(one, name=f"{one.name}.{state}") for one in weights for state in rule.states]
     gradients = [replace(one, name=f"{one.name}.grad") for one in weights]
 
     def expert(number: int) -> Sequence[Tensor]:

@@ -118,9 +118,7 @@ def beginning_of(
     )
 
 
-def state_of(
-    cut: Cut, cuts: str, launch: LaunchRequest, folder: Path | None = None
-) -> StageState:
+def state_of(cut: Cut, cuts: str, launch: LaunchRequest, folder: Path | None = None) -> StageState:
     """What a cut has of a worker's layers.
 
     Args:

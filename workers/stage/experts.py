@@ -60,7 +60,7 @@ def whole_state(module: nn.Module, group: StageGroup) -> dict[str, Tensor]:
 def state_bytes(module: nn.Module) -> int:
     """Of a module's state, with experts that are out of memory."""
     with state_besides():
-        inside = sum(one.nbytes for one in module.state_dict().values())
+        inside: int = sum(one.nbytes for one in module.state_dict().values())
     outside = outside_of(module)
     return inside + (0 if outside is None else outside.weight_bytes)
 

@@ -135,9 +135,7 @@ def take_out(
         packed = TrainedExperts(path)
     finally:
         path.unlink(missing_ok=True)  # it lasts as long as it is open, however this process ends
-    store = ChangingCache(
-        packed, slots, POLICIES[spec.policy or "lru"](), spec.readers or _READERS
-    )
+    store = ChangingCache(packed, slots, POLICIES[spec.policy or "lru"](), spec.readers or _READERS)
     outside = GatheredExperts(
         store,
         [

@@ -61,8 +61,8 @@ from workers.stage.following import Following
 from workers.stage.layers import StageLayers
 from workers.stage.loggers import job_loggers
 from workers.stage.loss_terms import LossTerms
-from workers.stage.progress import Progress
 from workers.stage.offloading import built_in, folder_of, outside_of, take_out
+from workers.stage.progress import Progress
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
 from workers.stage.series import close_series, series_of

@@ -100,7 +100,9 @@ class Update:
             for key in ("w1", "w2")
         }
         # Numbers of those that stack experts.
-        self._stacks = {n for n, names in enumerate(versions.names) if not stacked.isdisjoint(names)}
+        self._stacks = {
+            n for n, names in enumerate(versions.names) if not stacked.isdisjoint(names)
+        }
         self._biased = [m for m in module.modules() if isinstance(m, Bias)]
         for gate in self._biased:  # moves once a step, by what all workers sent
             gate.deferred = True

@@ -36,7 +36,7 @@ from workers.stage.beginning import beginning_of
 from workers.stage.cut_judge import CutFacts
 from workers.stage.executor import StageExecutor
 from workers.stage.layers import StageLayers
-from workers.stage.offloading import built_in, folder_of, take_out
+from workers.stage.offloading import built_in, folder_of, outside_of, take_out
 from workers.stage.parts import Parts, assemble
 from workers.stage.restoring import restore_best
 from workers.stage.rows import StageRows
@@ -337,6 +337,8 @@ class Pipeline:
             raise
         finally:
             self._inboxes[place.stage][place.rank].close()
+            if (outside := outside_of(graph.module)) is not None:
+                outside.close()
 
     def _made(self, place, graph):
         stage, rank, staging = place.stage, place.rank, OnHost()
