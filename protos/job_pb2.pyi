@@ -1276,7 +1276,7 @@ class OffloadSpec(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     READERS_FIELD_NUMBER: _builtins.int
     memory: _builtins.str
-    """of each worker, for those that are in memory: 2GB; empty: all are"""
+    """of a worker with all of them, for those in memory: 2GB; empty: all are"""
     path: _builtins.str
     """folder on the disk of each host; empty: the worker's scratch"""
     policy: _builtins.str

@@ -32,9 +32,8 @@ def wrong_offload(job: JobSpec, given: Collection[str]) -> Iterator[Wrong]:
         return
     if not spec.memory:
         yield Wrong(f"{_KEY}.memory", "nothing", "bytes for experts in memory, such as 2GB")
-        return
     try:
-        if bytes_of(spec.memory, "") <= 0:
+        if spec.memory and bytes_of(spec.memory, "") <= 0:
             yield Wrong(f"{_KEY}.memory", repr(spec.memory), "more than no bytes, such as 2GB")
     except ValueError:
         yield Wrong(f"{_KEY}.memory", repr(spec.memory), "bytes, or such as 2GB or 512MiB")

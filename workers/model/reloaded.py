@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from workers.moe.layer import MoE
 _log = logging.getLogger("heterps.stage")
 MOST_TABLE_BYTES = 256 << 20  # beyond which rows are asked of the shards that have saved them
 _ROWS_AT_ONCE = 65536
+_VALUES_AT_ONCE = 1 << 22
 _ROUTED_ELSEWHERE = 0.01  # share of samples that rounding may send to another expert
 
 
@@ -38,7 +40,12 @@ class ReloadError(RuntimeError):
     """A saved model that does not predict as it was measured."""
 
 
-def reopened(output: str, job: JobSpec, shard_rows: Callable[[str], RowStore]) -> nn.Module:
+def reopened(
+    output: str,
+    job: JobSpec,
+    shard_rows: Callable[[str], RowStore],
+    folder: Path | None = None,
+) -> nn.Module:
     """The model saved at a folder or URL, on the host, in evaluation.
 
     Its code is taken from where the job has it in this process.
@@ -46,6 +53,7 @@ def reopened(output: str, job: JobSpec, shard_rows: Callable[[str], RowStore]) -
     Args:
         output: as `finish` of the saved model gave it.
         shard_rows: rows of a table on the shards, by its full name; asked where tables are large.
+        folder: for a copy of dense weights that are not to be in memory; None: they are read there.
 
     Raises:
         ModelError, CheckpointError, OSError: it cannot be opened.
@@ -54,7 +62,7 @@ def reopened(output: str, job: JobSpec, shard_rows: Callable[[str], RowStore]) -
     facts = read_facts(store)
     job_id = facts["job_id"]
     model = job_model(job, weights_follow=True)
-    load_state(model, read_dense(store, facts))
+    load_state(model, read_dense(store, facts, folder))
     layers = [m for m in model.modules() if isinstance(m, SparseEmbedding)]
     if layers:
         place = open_store(f"{output}/tables")
@@ -82,7 +90,8 @@ def check_finite(model: nn.Module) -> None:
         DivergedError: names a weight, or a table and a key.
     """
     for name, weight in model.named_parameters():
-        if weight.requires_grad and not weight.isfinite().all():
+        parts = weight.detach().flatten().split(_VALUES_AT_ONCE)
+        if weight.requires_grad and not all(part.isfinite().all() for part in parts):
             raise DivergedError(f"after the last step {name!r} is not finite")
     stores = {m.spec.table: m.store for m in model.modules() if isinstance(m, SparseEmbedding)}
     for table, store in stores.items():

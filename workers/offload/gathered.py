@@ -115,6 +115,7 @@ class GatheredExperts(Closing):
     """The experts of a stage's layers; until this is closed.
 
     Args:
+        rooms: bytes of memory for each layer's experts, of which `store` has the sum.
         step: that is the first.
         applied: steps before it that were.
 
@@ -124,9 +125,16 @@ class GatheredExperts(Closing):
     """
 
     def __init__(
-        self, store: ChangingCache, courses: list[Course], folder: Path, step: int, applied: int
+        self,
+        store: ChangingCache,
+        courses: list[Course],
+        folder: Path,
+        rooms: Mapping[str, int],
+        step: int,
+        applied: int,
     ) -> None:
         self._store, self._courses, self._folder = store, courses, folder
+        self.rooms = rooms
         self._step, self._applied = step, applied
         self.slots, self.lock = store.slots, RLock()
         self.broken: BaseException | None = None
@@ -267,6 +275,18 @@ class GatheredExperts(Closing):
         self._step += 1
         for course in self._courses:
             course.backwards, course.used = 0, False
+
+    def step_alone(self) -> None:
+        """Take a step at a worker that is alone, and have its experts make it at once."""
+        self.gather(self.counts(), None)
+        gathered = [
+            [e for e, count in enumerate(self._parts(course)) if count] for course in self._courses
+        ]
+        self.apply(1.0)
+        with self.lock:
+            for layer, experts in enumerate(gathered):
+                for _ in self.arrive(layer, experts):
+                    pass
 
     def weights(self) -> dict[str, Tensor]:
         """All experts' weights by the names that stacks of them have in the model, in files."""

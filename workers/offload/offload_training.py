@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 from workers.moe.layer import MoE
 from workers.offload.backward import TrainedOutside
+from workers.offload.bare import strip
 from workers.offload.layout import ExpertFileError, LayerAt, placed
-from workers.offload.offload import check_devices, on_meta, strip
+from workers.offload.offload import check_devices, on_meta
 from workers.offload.pack import write
 from workers.offload.policy import POLICIES
 from workers.offload.size import bytes_of

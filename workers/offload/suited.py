@@ -48,21 +48,39 @@ def check_suited(job: JobSpec, model: nn.Module, layers: Iterable[str]) -> None:
             raise ModelError(f"train.offload: {where}: {name}: expected {said}; {_REMEDY}")
     if os.environ.get("HETERPS_GROUPED_FFN") == "loop":
         raise ModelError(
-            "train.offload: expected native kernels, got HETERPS_GROUPED_FFN=loop; unset it"
+            f"train.offload: expected native kernels, got HETERPS_GROUPED_FFN=loop; {_REMEDY}"
         )
-    try:
-        slots_in(bytes_of(job.train.offload.memory, MEMORY), layers_at(job, model), MEMORY)
-    except ExpertFileError as error:
-        raise ModelError(f"train.offload: {error}") from None
-    except ValueError as error:
-        raise ModelError(str(error)) from None
+    rooms = rooms_of(job, model)
+    for at in layers_at(job, model):
+        try:
+            slots_in(rooms[at.name], [at], f"{MEMORY}: {at.name}'s share")
+        except ValueError as error:
+            raise ModelError(str(error)) from None
+
+
+def rooms_of(job: JobSpec, model: nn.Module) -> dict[str, int]:
+    """Bytes of memory for each layer's experts, by the layer: its share of what there is for all.
+
+    So a stage takes what its layers take, however a plan cuts the model.
+    """
+    layers = layers_at(job, model)
+    total = sum(layer.extent * layer.experts for layer in layers)
+    memory = bytes_of(job.train.offload.memory, MEMORY)
+    return {one.name: memory * one.extent * one.experts // total for one in layers}
 
 
 def layers_at(job: JobSpec, model: nn.Module) -> tuple[LayerAt, ...]:
-    """Where a job's experts would lie in a file of them."""
+    """Where a job's experts would lie in a file of them.
+
+    Raises:
+        ModelError: there are none.
+    """
     names = kept_by(job.train.optimizer)
     rule = Rule(object, tuple(one for one in names if one != "step"), "step" in names)  # type: ignore[arg-type]
-    return placed(with_gradients(source, rule, {}).layer for source in of_model(model))
+    try:
+        return placed(with_gradients(source, rule, {}).layer for source in of_model(model))
+    except ExpertFileError as error:
+        raise ModelError(f"train.offload: {error}") from None
 
 
 def _wrong(layer: MoE, used: Counter[int]) -> str:

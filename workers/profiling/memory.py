@@ -56,7 +56,7 @@ class LayerBytes:
 
     Args:
         weights: dense parameters.
-        optimizer: what their optimizer keeps.
+        optimizer: what their optimizer keeps, and the memory for experts that lie out of it.
         saved: what autograd saved for the backward of one micro-batch, each storage once.
         rows: pulled embedding rows of one micro-batch.
         outputs: of one micro-batch, those that were saved not counted.
@@ -100,7 +100,8 @@ def layer_bytes(
     made = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in outputs}
     counted = LayerBytes(
         weights=sum(p.nbytes for p in timer.parameters[index]),
-        optimizer=sum(v.nbytes for s in states for v in s.values() if isinstance(v, Tensor)),
+        optimizer=sum(v.nbytes for s in states for v in s.values() if isinstance(v, Tensor))
+        + timer.room_of(index),
         saved=sum(saved.values()),
         rows=row_bytes,
         outputs=sum(size for place, size in made.items() if place not in saved),

@@ -10,8 +10,8 @@ from workers.links.all_reduce import StageGroup
 from workers.links.plain import PLAIN
 from workers.moe.group import ExpertGroup
 from workers.moe.layer import MoE
-from workers.offload.offload import state_besides
-from workers.stage.offloading import outside_of
+from workers.offload.bare import state_besides
+from workers.stage.outside import outside_of
 
 _log = logging.getLogger("heterps.stage")
 

@@ -1,39 +1,33 @@
-"""A job's experts out of memory: from the model that is built to the stage that trains them."""
+"""Takes the experts of a job's stage out of memory, and gives its layers what has them."""
 
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from chassis import scratch
 from protos.job_pb2 import DenseOptimizer, JobSpec
-from workers.device.mapped import mapped
 from workers.errors import UnfitPlanError
 from workers.learning.optimizers import is_constant, make_optimizer, rate_factor
 from workers.links.all_reduce import StageGroup
 from workers.moe.layer import MoE
-from workers.moe.made import experts_made_by
 from workers.offload.backward import TrainedOutside
+from workers.offload.bare import strip
 from workers.offload.gathered import WEIGHTS, Course, GatheredExperts, Options, with_gradients
 from workers.offload.layout import placed
-from workers.offload.offload import strip
 from workers.offload.offload_training import slots_in
 from workers.offload.pack import write
 from workers.offload.policy import POLICIES
-from workers.offload.size import bytes_of
 from workers.offload.source import of_model
-from workers.offload.suited import MEMORY
+from workers.offload.suited import MEMORY, rooms_of
 from workers.offload.trained import TrainedExperts
 from workers.offload.updates import rule_for
 from workers.offload.write_back import ChangingCache
 
 _READERS = 8
-_IN_MEMORY = ("tmpfs", "ramfs")  # file systems
 _KINDS: Mapping[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
@@ -43,50 +37,13 @@ _KINDS: Mapping[str, type[torch.optim.Optimizer]] = {
 _log = logging.getLogger("heterps.stage")
 
 
-def folder_of(job: JobSpec) -> Path | None:
-    """Where a job's experts lie on this host; None: in memory.
-
-    Raises:
-        OSError: it cannot be made, or is no disk.
-    """
-    spec = job.train.offload
-    if not spec.memory:
-        return None
-    folder = Path(spec.path) if spec.path else scratch.own() or scratch.temporary("offload")
-    folder.mkdir(parents=True, exist_ok=True)
-    if (kind := _kind_of(folder)) in _IN_MEMORY:
-        raise OSError(
-            f"train.offload.path: {folder} is {kind}, which is memory; expected a folder on a disk"
-        )
-    return folder
-
-
-@contextmanager
-def built_in(folder: Path | None) -> Iterator[None]:
-    """Meanwhile a model that is built has its experts in files of a folder; None: in memory."""
-    if folder is None:
-        yield
-        return
-    with experts_made_by(lambda *shape: mapped(folder, shape, torch.get_default_dtype())):
-        yield
-
-
-def outside_of(module: nn.Module) -> GatheredExperts | None:
-    """Those of a stage that are out of memory; None: all are in it."""
-    for layer in module.modules():
-        if isinstance(layer, MoE) and isinstance(layer.outside, TrainedOutside):
-            experts = layer.outside.training
-            assert isinstance(experts, GatheredExperts)
-            return experts
-    return None
-
-
 def take_out(
     job: JobSpec,
     module: nn.Module,
     group: StageGroup,
     device: torch.device,
     folder: Path,
+    rooms: Mapping[str, int],
     steps: int,
     step: int,
     applied: int,
@@ -97,6 +54,7 @@ def take_out(
     Args:
         module: whose weights are those that the training begins with.
         folder: for the file.
+        rooms: bytes of memory for each layer's experts, as of `rooms_of`.
         steps: of the training.
         step: that it begins at.
         applied: steps before it that were.
@@ -128,7 +86,7 @@ def take_out(
         sources.append(with_gradients(source, rule, of_layer))
         courses.append((rule, options, before))
     at = placed(source.layer for source in sources)
-    slots = slots_in(bytes_of(spec.memory, MEMORY), at, MEMORY)
+    slots = slots_in(sum(rooms[name] for name in layers), at, MEMORY)
     path = folder / f"experts-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         write(sources, path)
@@ -143,6 +101,7 @@ def take_out(
             for one, (rule, options, before) in zip(packed.layers, courses, strict=True)
         ],
         folder,
+        rooms,
         step,
         applied,
     )
@@ -155,6 +114,12 @@ def take_out(
         *(folder, outside.slots),
     )
     return outside
+
+
+def take_all_out(job: JobSpec, model: nn.Module, folder: Path) -> None:
+    """Take all experts of a model out of memory, at a worker that is alone: to be measured."""
+    cpu = torch.device("cpu")
+    take_out(job, model, StageGroup(cpu), cpu, folder, rooms_of(job, model), 1, 0, 0, {})
 
 
 def _options(
@@ -176,19 +141,3 @@ def _options(
         return tuple({**one, "lr": one["lr"] * factor} for one in found)
 
     return at
-
-
-def _kind_of(folder: Path) -> str:
-    """The kind of file system that a folder is on; empty where that is not known."""
-    best, kind = -1, ""
-    whole = folder.resolve()
-    try:
-        lines = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        _, mount, found, *_ = line.split(" ")
-        mount = mount.encode().decode("unicode_escape")
-        if whole.is_relative_to(mount) and len(mount) >= best:
-            best, kind = len(mount), found
-    return kind

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,7 +46,6 @@ from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
 from workers.model.warm_start import Weights, give_weights, read_weights
 from workers.model.whole import check_smallest
-from workers.offload.suited import check_suited
 from workers.ops.linear import Routes, of_type, route
 from workers.stage.beginning import Beginning, beginning_of
 from workers.stage.callbacks import Callbacks, job_callbacks
@@ -61,7 +60,7 @@ from workers.stage.following import Following
 from workers.stage.layers import StageLayers
 from workers.stage.loggers import job_loggers
 from workers.stage.loss_terms import LossTerms
-from workers.stage.offloading import built_in, folder_of, outside_of, take_out
+from workers.stage.outside import built_in, folder_of, outside_of
 from workers.stage.progress import Progress
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
@@ -92,6 +91,7 @@ class Share:
         routes: of products of the stage's `nn.Linear`, as of the decision.
         weights: that the job's own training begins with.
         folder: for experts that lie out of memory; None: all are in it.
+        rooms: bytes of memory for those of each layer.
     """
 
     launch: LaunchRequest
@@ -108,6 +108,7 @@ class Share:
     beginning: Beginning
     weights: Weights | None
     folder: Path | None
+    rooms: Mapping[str, int]
 
     @property
     def tables(self) -> str:
@@ -137,6 +138,12 @@ class Share:
         with built_in(folder):
             traced = TracedModel(job_model(job), inputs_of(job.data))
         names = [layer.name for layer in traced.layers]
+        rooms: Mapping[str, int] = {}
+        if folder is not None:
+            from workers.offload.suited import check_suited, rooms_of
+
+            check_suited(job, traced.model, names)
+            rooms = rooms_of(job, traced.model)
         if names != list(launch.layers):
             raise UnfitPlanError(
                 f"{job.model.entry}: its layers are {', '.join(names)}; expected those that were "
@@ -146,7 +153,6 @@ class Share:
         if first:  # held-out splits, too, before anything is trained
             check_all(job)
             check_parameters(traced, job)
-            check_suited(job, traced.model, names)
             check_followed(traced, job)
             check_loss(traced, job)
             check_metrics(traced, job)
@@ -188,6 +194,7 @@ class Share:
             beginning,
             weights,
             folder,
+            rooms,
         )
 
     def begun(self, kept: Beginning | None, place: str) -> "Share":
@@ -344,11 +351,13 @@ def _connected(
     if split:
         _log.info("experts of %s are split over %d workers", ", ".join(split), group.size)
     if share.folder is not None:
+        from workers.stage.offloading import take_out
+
         begun = share.beginning
         kept = begun.state.optimizer if begun.state is not None else {}
         steps = share.schedule.steps
         outside = take_out(
-            *(job, module, group, device, share.folder),
+            *(job, module, group, device, share.folder, share.rooms),
             *(steps, begun.step, begun.applied, kept),
         )
         if outside is not None:

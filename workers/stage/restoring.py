@@ -12,7 +12,7 @@ from workers.learning.averages import AVERAGE
 from workers.model.cut import Cut, CutError, UnfitCutError, check_tables, read_cut, split_place
 from workers.stage.beginning import state_of
 from workers.stage.experts import own_state
-from workers.stage.offloading import outside_of
+from workers.stage.outside import outside_of
 from workers.stage.parts import Parts, Share
 from workers.stage.state import give
 

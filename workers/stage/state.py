@@ -17,9 +17,9 @@ from workers.model.state import load_state, single
 from workers.model.trace import StageGraph
 from workers.moe.gates import Bias
 from workers.moe.layer import MoE
-from workers.offload.offload import state_besides
+from workers.offload.bare import state_besides
 from workers.stage.experts import whole_optimizer, whole_state
-from workers.stage.offloading import outside_of
+from workers.stage.outside import outside_of
 from workers.stage.update import Update
 
 _BUFFERS, _EARLIER = "buffers", "earlier-"

@@ -25,7 +25,7 @@ from workers.model.cut import UnfitCutError
 from workers.model.statistics import RunningStatistics
 from workers.moe.gates import Bias
 from workers.moe.layer import MoE
-from workers.stage.offloading import outside_of
+from workers.stage.outside import outside_of
 from workers.stage.overlap import Overlap, StepGradients
 from workers.stage.schedule import Schedule
 from workers.stage.verdict import AfterStep, Report

@@ -32,11 +32,13 @@ from workers.model.inputs import inputs_of
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import TracedModel
+from workers.offload.suited import rooms_of
 from workers.stage.beginning import beginning_of
 from workers.stage.cut_judge import CutFacts
 from workers.stage.executor import StageExecutor
 from workers.stage.layers import StageLayers
-from workers.stage.offloading import built_in, folder_of, outside_of, take_out
+from workers.stage.offloading import take_out
+from workers.stage.outside import built_in, folder_of, outside_of
 from workers.stage.parts import Parts, assemble
 from workers.stage.restoring import restore_best
 from workers.stage.rows import StageRows
@@ -309,6 +311,8 @@ class Pipeline:
         with built_in(self._folder):
             traced = TracedModel(self._build(), inputs_of(self._job.data))
         self._layers = [layer.name for layer in traced.layers]
+        if self._folder is not None:
+            self._rooms = rooms_of(self._job, traced.model)
         return traced.stage(first, self._cuts[stage])
 
     def _work(self, place, graph):
@@ -367,8 +371,8 @@ class Pipeline:
         if self._folder is not None:
             kept = beginning.state.optimizer if beginning.state is not None else {}
             take_out(
-                *(self._job, graph.module, group, CPU, self._folder, self._schedule.steps),
-                *(beginning.step, beginning.applied, kept),
+                *(self._job, graph.module, group, CPU, self._folder, self._rooms),
+                *(self._schedule.steps, beginning.step, beginning.applied, kept),
             )
         parts = assemble(
             self._job,

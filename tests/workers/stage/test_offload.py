@@ -21,7 +21,7 @@ from workers.offload.layout import ExpertFileError, view_of
 from workers.offload.packed import aligned
 from workers.offload.policy import POLICIES
 from workers.offload.trained import TrainedExperts
-from workers.stage.offloading import outside_of
+from workers.stage.outside import outside_of
 from workers.stage.state import capture
 
 assert held_out  # a fixture

@@ -24,14 +24,12 @@ from workers.offload.layout import view_of
 from workers.offload.trained import TrainedExperts
 
 own = TrainedExperts.write
-written = []
+written, doomed = [], []
 
 
 def torn(self, layer, expert, extent):
     written.append(expert)
-    launch = fault.launched()
-    first = launch is not None and not launch.generation and launch.attempt == 1
-    if first and (launch.index, launch.rank) == (0, 1) and len(written) == 40:
+    if doomed and len(written) == 40:
         half = view_of(extent)[: len(extent) // 2]
         os.pwrite(self._file, bytes(half), self.layers[layer].at(expert))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -42,6 +40,9 @@ TrainedExperts.write = torn
 
 
 def build(file, **arguments):
+    launch = fault.launched()
+    if launch is not None and not launch.generation and (launch.index, launch.rank) == (0, 1):
+        doomed.append(True)
     return fault.mixed(file, **arguments)
 """
 
