@@ -68,6 +68,10 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
                 f"The workers of a stage with {names} are on one host: train.split_experts sends "
                 "samples between them."
             )
+    if train.offload.memory and (held := _keep_to_cores(found, job)):
+        notes.append(
+            f"{listed(held)} run on CPU cores: train.offload has experts of theirs on disk."
+        )
     keep_linear(found, job.train.routes)
     if train.linear != "auto":
         del found.linear[:]

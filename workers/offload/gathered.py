@@ -159,6 +159,11 @@ class GatheredExperts(Closing):
             if one.name in WEIGHTS
         )
 
+    def disk_of(self, name: str) -> int:
+        """Bytes that a layer's experts take in the file."""
+        (at,) = (course.at for course in self._courses if course.at.name == name)
+        return at.experts * at.extent
+
     @property
     def names(self) -> list[str]:
         """Of the parameters that are here."""

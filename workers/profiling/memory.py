@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from workers.device.mapped import lies_in
 from workers.model.trace import TracedModel
 from workers.profiling.timing import LayerTimer
 
@@ -15,11 +16,15 @@ _OPTIMIZER = 2  # of a weight: what Adam keeps, and no optimizer here more
 
 
 def weights_of(traced: TracedModel) -> list[int]:
-    """Bytes of each layer's dense parameters; what layers share is of the first of them."""
+    """Bytes of each layer's dense parameters; what layers share is of the first of them.
+
+    Experts that are to lie out of memory are not counted.
+    """
     counted: set[Tensor] = set()
     found = []
     for index in range(len(traced.layers)):
-        own = {p for p in traced.layer(index).module.parameters() if p.requires_grad} - counted
+        trained = {p for p in traced.layer(index).module.parameters() if p.requires_grad}
+        own = {p for p in trained if lies_in(p) is None} - counted
         counted |= own
         found.append(sum(p.nbytes for p in own))
     return found
@@ -60,6 +65,7 @@ class LayerBytes:
         saved: what autograd saved for the backward of one micro-batch, each storage once.
         rows: pulled embedding rows of one micro-batch.
         outputs: of one micro-batch, those that were saved not counted.
+        disk: for experts that lie out of memory.
     """
 
     weights: float
@@ -67,6 +73,7 @@ class LayerBytes:
     saved: float
     rows: float
     outputs: float
+    disk: float = 0.0
 
     @property
     def activations(self) -> float:
@@ -105,5 +112,6 @@ def layer_bytes(
         saved=sum(saved.values()),
         rows=row_bytes,
         outputs=sum(size for place, size in made.items() if place not in saved),
+        disk=timer.disk_of(index),
     )
     return counted, outputs

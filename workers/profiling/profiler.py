@@ -419,7 +419,9 @@ class Profiler:
                     )
                     for name in graph.inputs
                 ]
+                before = timer.disk_moved
                 memory, outputs = layer_bytes(timer, index, values, moved)
+                disk = timer.disk_moved - before
                 rows.drop(graph)
                 last = index == len(timer.graphs) - 1
                 names = () if last else (*graph.outputs, *for_losses(values))
@@ -433,7 +435,8 @@ class Profiler:
                     counted = datasheet.measure_work(graph.module, inputs, outputs)
                 rows.drop(graph)
             update_bytes = datasheet.UPDATE_TRAFFIC * memory.weights * self._sizes.of_step
-            works.append(datasheet.Work(*counted, update_bytes, 2.0 * moved, crossing, forth))
+            work = datasheet.Work(*counted, update_bytes, 2.0 * moved, crossing, forth)
+            works.append(replace(work, disk_bytes=disk))
             memories.append(memory)
         return works, memories
 
@@ -525,6 +528,7 @@ class Profiler:
                     output_bytes=work.forth_bytes / size,
                     uncut=self._traced.uncut[index],
                     shares=shares_of(self._traced.sharing, names, index),
+                    disk_bytes=memory.disk,
                     one_host=train.split_experts and info.kind == "moe" and not plain_allowed(),
                 )
             )

@@ -197,11 +197,22 @@ class LayerTimer:
 
     def room_of(self, index: int) -> int:
         """Bytes of memory for experts of a layer that lie out of it."""
-        if self.outside is None:
-            return 0
-        graph = self.graphs[index]
-        mixtures = [name for name, m in graph.module.named_modules() if isinstance(m, MoE)]
-        return sum(self.outside.rooms[name] for name in mixtures)
+        return sum(self.outside.rooms[name] for name in self._mixtures(index) if self.outside)
+
+    def disk_of(self, index: int) -> int:
+        """Bytes on disk of experts of a layer that lie out of memory."""
+        return sum(self.outside.disk_of(name) for name in self._mixtures(index) if self.outside)
+
+    @property
+    def disk_moved(self) -> int:
+        """Bytes read and written so far, of experts that lie out of memory."""
+        outside = self.outside
+        return outside.stats.bytes_read + outside.bytes_written if outside is not None else 0
+
+    def _mixtures(self, index: int) -> list[str]:
+        """Names of a layer's mixtures of experts."""
+        modules = self.graphs[index].module.named_modules()
+        return [name for name, module in modules if isinstance(module, MoE)]
 
     def time_reduce(self, group: StageGroup, repeats: int) -> NDArray[np.float64]:
         """Seconds of summing all dense gradients over the group, as a step does: [repeats].

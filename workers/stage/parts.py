@@ -268,8 +268,12 @@ class Parts:
             stopped=self.stop.heard,
         )
 
-    def close(self) -> None:
-        """Leave the others."""
+    def close(self, *, experts: bool = True) -> None:
+        """Leave the others.
+
+        Args:
+            experts: whether those out of memory are needed no more; else `close_experts` is due.
+        """
         if self.callbacks is not None:
             self.callbacks.end("interrupted")
         self.links.inbox.close()
@@ -283,6 +287,11 @@ class Parts:
         self.client.close()
         self.group.close()
         self.update.close()
+        if experts:
+            self.close_experts()
+
+    def close_experts(self) -> None:
+        """Give up experts that are out of memory; safe to repeat."""
         if (outside := outside_of(self.graph.module)) is not None:
             outside.close()
 

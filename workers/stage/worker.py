@@ -160,10 +160,12 @@ class Worker:
         finally:
             session.inbox.close()
             if parts is not None:
-                parts.close()
+                parts.close(experts=self._doubtful is not parts)
             self._share.batches.close()
         number = self._regroups.wait(session)
         if session.goes_back:
+            if self._doubtful is not None:
+                self._doubtful.close_experts()
             self._kept, self._doubtful, self._judged = None, None, ()
         self._regroups.begin(
             *(self._session(number), self._kept, self._judged, self._trained or 0, self._line),
@@ -235,6 +237,8 @@ class Worker:
             if notice is not None and (kept.step + 1, self._line) == (topology.step, topology.line):
                 doubtful.executor.decide(notice)
                 self._keep(doubtful)
+        if doubtful is not None:
+            doubtful.close_experts()
         self._doubtful = None
 
     def _kept_for(self, topology: Topology) -> Beginning | None:
