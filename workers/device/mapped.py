@@ -5,14 +5,12 @@ is being built, of a cut that is read, of a state that is kept. The files go wit
 however the process ends.
 """
 
-import json
 import math
 import mmap
 import os
-import struct
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,29 +18,6 @@ import torch
 from torch import Tensor
 
 _PIECE = 4 << 20  # bytes
-_LENGTH = struct.Struct("<Q")
-# Of safetensors, whose files are 8 bytes of length, as long a header in JSON, and the values.
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
-    torch.complex64: "C64",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _folders: dict[int, Path] = {}  # by where the tensors' memory begins
 
 
@@ -82,72 +57,18 @@ def empty_like(tensor: Tensor) -> Tensor:
     return mapped(folder, tensor.shape, tensor.dtype)
 
 
-def packed(tensors: Mapping[str, Tensor], save: Any) -> bytes | memoryview:
-    """Tensors on the host as a safetensors file, which lies in one where any of them does.
-
-    Args:
-        save: makes such a file in memory.
-    """
-    folder = next((found for one in tensors.values() if (found := lies_in(one))), None)
-    if folder is None:
-        made: bytes = save(dict(tensors))
-        return made
-    data = mapped(folder, [sum(map(len, pieces(tensors)))], torch.uint8)
-    view, at = memoryview(_array(data)), 0
-    for piece in pieces(tensors):
-        view[at : at + len(piece)] = piece
-        at += len(piece)
-    return view
-
-
-def pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
-    """A safetensors file of tensors on the host, piece by piece."""
-    # Larger items first, so that all lie as their dtypes ask for.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
-    header, at = dict[str, Any](), 0
-    for name, one in ordered:
-        end = at + one.nbytes
-        shape = list(one.shape)
-        header[name] = {"dtype": _NAMES[one.dtype], "shape": shape, "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % _LENGTH.size)
-    yield memoryview(_LENGTH.pack(len(text)) + text)
-    for _, one in ordered:
-        if one.numel():
-            values = memoryview(_array(one.detach().contiguous().view(-1).view(torch.uint8)))
-            yield from (values[i : i + _PIECE] for i in range(0, len(values), _PIECE))
+def bytes_in(folder: Path, size: int) -> memoryview:
+    """So many bytes in a file of their own; arguments and errors are those of `mapped`."""
+    return memoryview(_array(mapped(folder, [size], torch.uint8)))
 
 
 def read_into(stream: BinaryIO, size: int, folder: Path) -> memoryview:
     """The bytes of a stream, in a file of their own; fewer than `size` where it ends before."""
-    view = memoryview(_array(mapped(folder, [size], torch.uint8)))
-    at = 0
+    view, at = bytes_in(folder, size), 0
     while at < size and (piece := stream.read(min(_PIECE, size - at))):
         view[at : at + len(piece)] = piece
         at += len(piece)
     return view[:at]
-
-
-def unpacked(data: memoryview) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, which are parts of it.
-
-    Raises:
-        ValueError: it is none.
-    """
-    (length,) = _LENGTH.unpack_from(data)
-    header = json.loads(bytes(data[_LENGTH.size : _LENGTH.size + length]))
-    values = torch.frombuffer(data, dtype=torch.uint8)[_LENGTH.size + length :]
-    found = {}
-    for name, one in header.items():
-        if name == "__metadata__":
-            continue
-        (begin, end), dtype = one["data_offsets"], _DTYPES[one["dtype"]]
-        part = values[begin:end]
-        if (part.storage_offset() * part.itemsize) % dtype.itemsize:
-            part = part.clone()
-        found[name] = part.view(dtype).view(one["shape"])
-    return found
 
 
 def _array(tensor: Tensor) -> Any:

@@ -31,8 +31,9 @@ from ps.checkpoint.bounds import Fields, parse_json, read_at_most
 from ps.checkpoint.places import open_store
 from ps.checkpoint.tables import chain, save_of
 from ps.errors import CheckpointError
-from workers.device.mapped import packed, read_into, unpacked
+from workers.device.mapped import read_into
 from workers.learning.averages import AVERAGE
+from workers.model.in_files import packed, unpacked
 from workers.model.loss_curve import LossCurve
 
 FORMAT = "heterps-cut-1"

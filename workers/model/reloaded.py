@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -40,12 +39,7 @@ class ReloadError(RuntimeError):
     """A saved model that does not predict as it was measured."""
 
 
-def reopened(
-    output: str,
-    job: JobSpec,
-    shard_rows: Callable[[str], RowStore],
-    folder: Path | None = None,
-) -> nn.Module:
+def reopened(output: str, job: JobSpec, shard_rows: Callable[[str], RowStore]) -> nn.Module:
     """The model saved at a folder or URL, on the host, in evaluation.
 
     Its code is taken from where the job has it in this process.
@@ -53,7 +47,6 @@ def reopened(
     Args:
         output: as `finish` of the saved model gave it.
         shard_rows: rows of a table on the shards, by its full name; asked where tables are large.
-        folder: for a copy of dense weights that are not to be in memory; None: they are read there.
 
     Raises:
         ModelError, CheckpointError, OSError: it cannot be opened.
@@ -62,7 +55,7 @@ def reopened(
     facts = read_facts(store)
     job_id = facts["job_id"]
     model = job_model(job, weights_follow=True)
-    load_state(model, read_dense(store, facts, folder))
+    load_state(model, read_dense(store, facts))
     layers = [m for m in model.modules() if isinstance(m, SparseEmbedding)]
     if layers:
         place = open_store(f"{output}/tables")

@@ -50,7 +50,7 @@ def check_saved(
     """
     job = share.launch.job
     with built_in(share.folder):
-        model = reopened(output, job, lambda table: _ShardRows(client, table), share.folder)
+        model = reopened(output, job, lambda table: _ShardRows(client, table))
     check_finite(model)
     split: Split = "test" if "test" in measured else "valid"
     if split not in measured or (scores := measured[split].first) is None:
