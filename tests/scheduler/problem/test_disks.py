@@ -39,7 +39,7 @@ def resources(cheap: float = 0.0, dear: float = 0.0) -> dict[str, Any]:
 def test_a_type_without_room_for_all_runs_none() -> None:
     def assigned(disk: float, *ssd: float) -> set[str]:
         decision = plan(workload(disk), resources(*ssd), min_throughput=100, method="exact")
-        assert decision.feasible, decision.reason
+        assert decision.feasible, decision.plan.reason
         return set(decision.assignment)
 
     assert assigned(0.0) == assigned(1e9) == assigned(0.0, 1.0) == {"cheap"}
@@ -51,5 +51,5 @@ def test_a_type_without_room_for_all_runs_none() -> None:
 def test_none_with_room_is_told(method: str) -> None:
     decision = plan(workload(1e9), resources(1e9, 1.5e9), min_throughput=100, method=method)
     assert not decision.feasible
-    assert "experts out of memory take 2e+09 bytes of disk" in decision.reason
-    assert "has 1.5e+09 at most (ssd_bytes)" in decision.reason
+    assert "experts out of memory take 2e+09 bytes of disk" in decision.plan.reason
+    assert "has 1.5e+09 at most (ssd_bytes)" in decision.plan.reason
