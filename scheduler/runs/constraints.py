@@ -89,6 +89,23 @@ def copies_state(job: JobSpec) -> bool:
     return moves or job.retries > 0 or job.train.HasField("checkpoint")
 
 
+def _keep_to_cores(workload: Workload, job: JobSpec) -> list[str]:
+    """Take types of GPUs from layers with experts, where another is left; names of such layers."""
+    emulated = set(job.schedule.emulate)
+    gpus = {
+        kind.name
+        for kind in job.schedule.offered.types
+        if kind.device == "cuda" and not kind.emulated and kind.name not in emulated
+    }
+    held = []
+    for layer in workload.layers:
+        if layer.kind == "moe" and gpus & layer.cost.keys() and not layer.cost.keys() <= gpus:
+            for name in gpus & layer.cost.keys():
+                del layer.cost[name]
+            held.append(layer.name)
+    return held
+
+
 def of_model(constrained: Constrained, seen: Workload) -> Constrained:
     """What the model demands besides.
 

@@ -37,7 +37,6 @@ from workers.stage.evaluation import Measured
 from workers.stage.experts import state_bytes, whole_state
 from workers.stage.failure import end_reason_of, told
 from workers.stage.kept import to_chunks
-from workers.stage.offloading import outside_of
 from workers.stage.outside import outside_of
 from workers.stage.parts import Parts, Share, build
 from workers.stage.regroups import Regroups, read_state
