@@ -56,7 +56,8 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
         notes.append(_AT_ONCE)
     found.lockstep = train.split_experts
     found.copied = found.copied or copies_state(job)
-    most = 0 if train.split_experts else train.staleness  # workers in lockstep end each step
+    # Workers in lockstep end each step, and experts out of memory have one version.
+    most = 0 if train.split_experts or train.offload.memory else train.staleness
     found.staleness = min(most, found.staleness) if found.HasField("staleness") else most
     if train.split_experts and not all(node.plain_collectives for node in nodes):
         split = [layer for layer in found.layers if layer.kind == "moe"]
