@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from workers.model.trace import TracedModel
-from workers.profiling.timing import LayerTimer
+from workers.profiling.timing import LayerTimer, parameters_of
 
 _COPIES = 3  # of a weight: itself, its gradient, and its place in the flat buffer of the reduction
 _OPTIMIZER = 2  # of a weight: what Adam keeps, and no optimizer here more
@@ -16,13 +16,8 @@ _OPTIMIZER = 2  # of a weight: what Adam keeps, and no optimizer here more
 
 def weights_of(traced: TracedModel) -> list[int]:
     """Bytes of each layer's dense parameters; what layers share is of the first of them."""
-    counted: set[Tensor] = set()
-    found = []
-    for index in range(len(traced.layers)):
-        own = {p for p in traced.layer(index).module.parameters() if p.requires_grad} - counted
-        counted |= own
-        found.append(sum(p.nbytes for p in own))
-    return found
+    graphs = (traced.layer(index) for index in range(len(traced.layers)))
+    return [sum(p.nbytes for p in own) for own in parameters_of(graphs)]
 
 
 def runs_within(

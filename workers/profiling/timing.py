@@ -47,6 +47,17 @@ class RowPart(IntEnum):
     HANDLING = 2  # this process's processor time of both
 
 
+def parameters_of(graphs: Iterable[StageGraph]) -> list[list[nn.Parameter]]:
+    """What is trained of each layer; what layers share is of the first of them."""
+    counted: set[Tensor] = set()
+    found = []
+    for graph in graphs:
+        own = [p for p in graph.module.parameters() if p.requires_grad and p not in counted]
+        counted.update(own)
+        found.append(own)
+    return found
+
+
 class LayerTimer:
     """Runs a model layer by layer.
 
@@ -69,12 +80,7 @@ class LayerTimer:
         runs: Sequence[range] = (),
     ) -> None:
         self.graphs = [traced.layer(i) for i in range(len(traced.layers))]
-        counted: set[Tensor] = set()  # what layers share is of the first of them
-        self.parameters: list[list[nn.Parameter]] = []
-        for graph in self.graphs:
-            own = [p for p in graph.module.parameters() if p.requires_grad and p not in counted]
-            counted.update(own)
-            self.parameters.append(own)
+        self.parameters = parameters_of(self.graphs)
         self.optimizers = [make_optimizer(optimizer, own) for own in self.parameters]
         self._runs = runs
         self._rows = rows
