@@ -37,7 +37,7 @@ def write_page(result: dict[str, Any], docs: Path) -> Path:
         (
             job,
             str(part.get("state", part["status"])),
-            *(f"{part.get(rate, 0):.0f}" for rate in _RATES),
+            *(f"{part[rate]:.0f}" if rate in part else "–" for rate in _RATES),
             ", ".join(f"{key} {value:.4g}" for key, value in part.get("metrics", {}).items()),
         )
         for job, part in stages.get("train", {}).get("parts", {}).items()
