@@ -7,6 +7,7 @@ from collections.abc import Callable
 from workers.links.frames import EVALUATE, Frame, FrameId
 
 _MAX_EVALUATION_FRAMES = 32
+_LOOK_S = 0.2
 
 
 class Stopped(RuntimeError):  # noqa: N818
@@ -20,6 +21,7 @@ class Inbox:
         self._stop = stop
         self._ready = threading.Condition()
         self._closed = False
+        self._lost: Exception | None = None
         self._training: dict[FrameId, Frame] = {}
         self._evaluation: dict[str, deque[Frame]] = defaultdict(deque)
         self._ended: dict[str, set[int]] = defaultdict(set)
@@ -42,7 +44,7 @@ class Inbox:
             else:
                 queue = self._evaluation[frame.id.phase]
                 while len(queue) >= _MAX_EVALUATION_FRAMES and not self.stopped:
-                    self._ready.wait(0.2)
+                    self._ready.wait(_LOOK_S)
                 queue.append(frame)
             self._ready.notify_all()
 
@@ -84,6 +86,11 @@ class Inbox:
         self._closed = True
         self.wake()
 
+    def lose(self, error: Exception) -> None:
+        """Have whoever waits for what is not here meet this error."""
+        self._lost = error
+        self.wake()
+
     def wake(self) -> None:
         """Have those who wait look at their conditions again."""
         with self._ready:
@@ -94,9 +101,12 @@ class Inbox:
 
         Raises:
             Stopped: the process was asked to end first, or this was closed.
+            Exception: that of `lose`.
         """
         with self._ready:
             while not condition():
                 if self.stopped:
                     raise Stopped("stopped")
-                self._ready.wait(0.2)
+                if self._lost is not None:
+                    raise self._lost
+                self._ready.wait(_LOOK_S)

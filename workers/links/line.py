@@ -2,7 +2,8 @@
 
 Nothing is answered but the question whether all has come; what lay in shared memory is given back.
 A worker that takes nothing more says why and hangs up; one that ends says so to all: it has what it
-needed, or tells of its failure itself.
+needed, or tells of its failure itself. A sender takes its leave, too: a line that ends without it
+is one of a worker that died.
 """
 
 import contextlib
@@ -27,12 +28,15 @@ from workers.links.joining import NEAR, reach, reply_of
 from workers.links.shared import LEAST_BYTES, Arena, Mapped, Slot
 from workers.links.writer import Writer
 
-FRAME, NOTICE, _ASK, _SHARED = range(4)  # the last: a frame whose payload lies in shared memory
+FRAME, NOTICE, _ASK, _SHARED, _LEAVE = range(
+    5
+)  # shared: a frame whose payload lies in shared memory
 _HEAD = struct.Struct("!BQ")  # kind, bytes that follow
 _ANSWER = struct.Struct("!II")  # status, bytes of an explanation that follow
 _SLOT = struct.Struct("!IQQQ")  # its number, where it begins, its bytes and those of the payload
 _OK, _LEFT, _FREE = 0, 1000, 1001  # the last: the slot of that number, and nothing follows
 _CLOSE_S = 2.0
+_LEAVE_S = 0.1  # for the last word to one that takes nothing just now
 _BUFFER = 1 << 16  # bytes read at once
 _MOST = 8  # messages that wait where the other side is slow
 _RETRY_S = 30.0
@@ -145,10 +149,15 @@ class Line:
         if status not in (_OK, _LEFT):
             raise self._told(status, text)
 
+    def leave(self) -> None:
+        """Say that nothing more comes: from here on the taker does without this worker."""
+        if self._writer is not None:
+            self._writer.send(_HEAD.pack(_LEAVE, 0), needed=False)
+
     def close(self) -> None:
         """Hang up; what is on its way arrives."""
         if self._writer is not None and self._connection is not None:
-            self._writer.close()
+            self._writer.close(_LEAVE_S, _HEAD.pack(_LEAVE, 0))
             hang_up(self._connection)
             self._connection.close()
         if self._arena is not None:
@@ -284,10 +293,17 @@ class Lines:
         host: of the worker's server.
         take: given the kind of each message, its bytes and, where that lies in shared memory, its
             payload, in the order of the line; what it raises as `Refused` is told to the sender.
+        lose: called where a sender is gone without leave.
     """
 
-    def __init__(self, host: str, take: Callable[[int, bytes, memoryview | None], None]) -> None:
+    def __init__(
+        self,
+        host: str,
+        take: Callable[[int, bytes, memoryview | None], None],
+        lose: Callable[[], None],
+    ) -> None:
         self._take = take
+        self._lose = lose
         self._lock = threading.Condition()
         self._open: set[socket.socket] = set()
         self._closed = False
@@ -319,6 +335,7 @@ class Lines:
             self._open.add(connection)
         says = _Says(connection)
         mapped: Mapped | None = None
+        owes = True  # the sender, of whom more is to come
         try:
             with contextlib.suppress(OSError), connection.makefile("rb", _BUFFER) as file:
                 if connection.family == socket.AF_UNIX:
@@ -327,6 +344,9 @@ class Lines:
                     kind, length = _HEAD.unpack(head)
                     if kind == _ASK:
                         says.answer(_OK)
+                        continue
+                    if kind == _LEAVE:
+                        owes = False
                         continue
                     try:
                         if length > TENSOR_BYTES:
@@ -342,9 +362,12 @@ class Lines:
                         else:
                             self._take(kind, message, None)
                     except Refused as refused:
+                        owes = False
                         says.answer(refused.code.value[0], str(refused))
                         return
         finally:
+            if owes and not self._ended:
+                self._lose()
             if self._ended:
                 with contextlib.suppress(OSError):
                     says.answer(_LEFT)

@@ -135,6 +135,12 @@ class Notices:
             for line in self._lines.values():
                 line.flush()
 
+    def leave(self) -> None:
+        """Say that nothing more comes."""
+        with self._lock:
+            for line in self._lines.values():
+                line.leave()
+
     def close(self) -> None:
         """Hang up."""
         with self._lock:

@@ -59,6 +59,10 @@ class Outbox:
             self._pending.popleft().result()
         self._peers.end(phase)
 
+    def leave(self) -> None:
+        """Say that nothing more comes, once a phase has ended here."""
+        self._peers.leave()
+
     def close(self) -> None:
         """Close the channels; what has not been sent stays here."""
         if self._sending is not None:

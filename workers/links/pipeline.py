@@ -48,6 +48,12 @@ class Links:
     before: Outbox | None
     after: Outbox | None
 
+    def leave(self) -> None:
+        """Say that nothing more comes from here."""
+        for outbox in (self.before, self.after):
+            if outbox is not None:
+                outbox.leave()
+
     def close(self) -> None:
         """Close the ways out."""
         for outbox in (self.before, self.after):

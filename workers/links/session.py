@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from protos import codec, stage_pb2
+from workers.errors import PeerLostError
 from workers.links.frames import Frame
 from workers.links.inbox import Inbox
 from workers.links.line import FRAME, Lines, Refused
@@ -58,7 +59,7 @@ class Session:
 
     def open(self, host: str) -> None:
         """Let others connect to a port of this host."""
-        self._lines = Lines(host, self._take)
+        self._lines = Lines(host, self._take, self._lose)
 
     @property
     def reply(self) -> stage_pb2.JoinReply | None:
@@ -92,6 +93,9 @@ class Session:
             raise Refused(
                 grpc.StatusCode.INVALID_ARGUMENT, f"bad frame or notice: {error}"
             ) from None
+
+    def _lose(self) -> None:
+        self.inbox.lose(PeerLostError("a worker that sent to this one is gone without leave"))
 
     def _take_frame(self, head: stage_pb2.Frame, payload: memoryview) -> None:
         if head.kind == stage_pb2.END:

@@ -68,6 +68,11 @@ class Neighbours:
         for line in self._lines:
             line.flush()
 
+    def leave(self) -> None:
+        """Say that nothing more comes."""
+        for line in self._lines:
+            line.leave()
+
     def close(self) -> None:
         """Hang up."""
         for line in self._lines:

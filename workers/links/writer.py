@@ -101,12 +101,20 @@ class Writer:
             while self._waiting and not self._over:
                 self._changed.wait()
 
-    def close(self, patience_s: float | None = None) -> None:
+    def close(self, patience_s: float | None = None, last: bytes = b"") -> None:
         """Send nothing more than what is waiting, for which `patience_s` is waited; None: drop it.
 
         The connection stays open.
+
+        Args:
+            last: sent after all that, as far as there is patience.
         """
+        if last and not self._waiting:  # else this might wait for room
+            self.send(last, needed=False)
+            last = b""
         with self._changed:
+            if last and patience_s is not None and not self._over:
+                self._waiting.append(_Rest([memoryview(last)], None, False))
             self._closing = True
             self._over |= patience_s is None
             self._changed.notify_all()

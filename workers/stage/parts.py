@@ -246,6 +246,11 @@ class Parts:
             stopped=self.stop.heard,
         )
 
+    def leave(self) -> None:
+        """Have the others need nothing more of this worker."""
+        self.notices.leave()
+        self.links.leave()
+
     def close(self) -> None:
         """Leave the others."""
         if self.callbacks is not None:

@@ -293,6 +293,7 @@ class Worker:
         if not leads:  # from here on it may be that the leader completes it
             self._unfinished = None
         parts.executor.drain()
+        parts.leave()
         if not leads:
             reporter.send("trained")
             self._stay()

@@ -1,6 +1,9 @@
 """Frames from an outbox over lines to an inbox, and what happens where a neighbour is lost."""
 
+import signal
 import ssl
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +15,7 @@ from chassis.channels import RpcError
 from heterps.home import certs
 from protos import codec, stage_pb2
 from workers.device.copies import CopyStreams, OnHost
+from workers.errors import PeerLostError
 from workers.links.frames import BACKWARD, EVALUATE, FORWARD, Frame, FrameId
 from workers.links.inbox import Inbox, Stopped
 from workers.links.line import FRAME, NOTICE, Line
@@ -206,6 +210,47 @@ def test_a_worker_that_ends_is_one_that_went_away(inbox):
             deliver(line, frame)
         assert refused.value.code == grpc.StatusCode.UNAVAILABLE
         line.close()
+
+
+def die_after_a_frame(address, last):
+    """Another worker's process, which sends a frame; it takes its leave or is killed, and when."""
+    code = f"""
+import os, signal, torch
+from workers.device.copies import OnHost
+from workers.links.frames import FORWARD, Frame, FrameId
+from workers.links.transport import Neighbours
+peer = Neighbours([{address!r}], "the next stage", 0, {HERE!r})
+peer.send(Frame(FrameId(FORWARD, "train", 0, 0), {{"x": torch.ones(4)}}))
+peer.flush()
+{last}
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_who_waits_for_one_that_died_is_told_at_once(inbox):
+    """By the kernel: nothing is sent, and no node has to notice."""
+    box, address = inbox
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(box.take, FrameId(FORWARD, "train", 0, 1))
+        die_after_a_frame(address, "")
+        with pytest.raises(PeerLostError, match="without leave"):
+            waits.result(10)
+    assert box.take(FrameId(FORWARD, "train", 0, 0)).tensors["x"].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("last", ["peer.leave()", "peer.close()"])
+def test_who_took_leave_is_not_missed(inbox, last):
+    box, address = inbox
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(box.take, FrameId(FORWARD, "train", 0, 1))
+        die_after_a_frame(address, last)
+        with pytest.raises(TimeoutError):
+            waits.result(1)
+        box.close()
+        with pytest.raises(Stopped):
+            waits.result(10)
 
 
 def test_a_bad_frame_is_refused(inbox):

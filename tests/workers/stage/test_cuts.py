@@ -112,7 +112,7 @@ def test_many_cuts_go_on_under_any_plan(tmp_path_factory, case, other, which):
 @pytest.mark.parametrize("part", ["write", "write_losses"])
 def test_what_a_cut_that_failed_has_left_goes(tmp_path, monkeypatch, part):
     """No room is left once some are complete, for weights or for losses; no later one tidies up."""
-    case = replace(wide(clip=0.3), sizes=(13,) * 8)
+    case = replace(wide(clip=0.3), sizes=(13,) * 40)
     case.job.train.checkpoint.every = "1 steps"
     case.job.train.checkpoint.keep = 1000
     pipeline = case.pipeline(folder=tmp_path)

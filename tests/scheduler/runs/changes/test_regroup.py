@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -303,6 +304,33 @@ def test_the_only_worker_of_a_stage(service: Service, stage: int, every: str) ->
     assert (0 < recovery.step <= recovery.reached) if every else recovery.step == 0
     assert service.digest(name) == service.digest(whole)
     assert service.losses(name) == service.losses(whole)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_node_of_a_stages_only_worker_dies_and_the_kernel_tells_of_it(
+    service: Service, stage: int
+) -> None:
+    """Nobody is left on it who could, and its lease tells seconds later."""
+    spec = service.may_be_held(f"node-{stage}", **ALONE, **{"train.checkpoint.every": "4 steps"})
+    spec.retries = 1
+    name = service.submit(spec)
+    wait_until(lambda: service.get(name).step >= 9, "it trains", pause_s=0.01)
+    kind, units = (("front", 1), ("back", 2))[stage]
+    if kind == "back":
+        service.add_node(kind, units)
+    node, pids = service.home(name, f"stage {stage} worker 0"), service.pids(name)
+    with service.held():
+        for pid in (node.pid, pids[f"stage {stage} worker 0"]):
+            os.kill(pid, signal.SIGKILL)
+    told = re.compile(r"stage \d worker 0: gave up step .*(without leave|Broken pipe|reset)")
+    wait_until(lambda: told.search(logged(service, name)), "the other is told by its connections")
+    service.add_node(kind, units)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    assert status.recoveries[0].back
+    whole = service.submit(service.job(f"{name}-unfailed", **ALONE))
+    assert service.end(whole).end_reason == END_SUCCEEDED
+    assert service.digest(name) == service.digest(whole)
 
 
 @pytest.mark.exhaustive
