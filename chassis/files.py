@@ -27,7 +27,7 @@ def aside(path: Path) -> Iterator[Path]:
 
 def replace_file(
     path: Path,
-    content: bytes | str,
+    content: bytes | memoryview | str,
     *,
     private: bool = False,
     durable: bool = False,

@@ -107,6 +107,7 @@ class Layer(_message.Message):
     UNCUT_FIELD_NUMBER: _builtins.int
     ONE_HOST_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
     """embedding | dense | moe | ..."""
@@ -124,6 +125,8 @@ class Layer(_message.Message):
     """all units of its stage are on one host"""
     shares: _builtins.str
     """why it is uncut, for people: what shares what"""
+    disk_bytes: _builtins.float
+    """of its experts, and what their optimizer keeps, on each worker's disk"""
     @_builtins.property
     def cost(self) -> _containers.MessageMap[_builtins.str, Global___LayerCost]:
         """by resource type; a missing type may not run the layer"""
@@ -141,10 +144,11 @@ class Layer(_message.Message):
         uncut: _builtins.bool = ...,
         one_host: _builtins.bool = ...,
         shares: _builtins.str = ...,
+        disk_bytes: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "cost", b"cost", "kind", b"kind", "name", b"name", "one_host", b"one_host", "optimizer_bytes", b"optimizer_bytes", "output_bytes", b"output_bytes", "shares", b"shares", "uncut", b"uncut", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "cost", b"cost", "disk_bytes", b"disk_bytes", "kind", b"kind", "name", b"name", "one_host", b"one_host", "optimizer_bytes", b"optimizer_bytes", "output_bytes", b"output_bytes", "shares", b"shares", "uncut", b"uncut", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -325,6 +329,8 @@ class ResourceType(_message.Message):
     THREADS_FIELD_NUMBER: _builtins.int
     THREADS_ANY_FIELD_NUMBER: _builtins.int
     NODE_UNITS_FIELD_NUMBER: _builtins.int
+    SSD_BYTES_FIELD_NUMBER: _builtins.int
+    SSD_BANDWIDTH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     price_per_hour: _builtins.float
     limit: _builtins.int
@@ -350,6 +356,10 @@ class ResourceType(_message.Message):
     """cores of a unit, which its worker computes on; 0: one"""
     node_units: _builtins.int
     """that nodes declare, in a unit here; 0: one"""
+    ssd_bytes: _builtins.float
+    """of a unit, for experts out of memory; 0: as many as there are"""
+    ssd_bandwidth: _builtins.float
+    """bytes/s, for estimates where the device is absent; 0: not known"""
     @_builtins.property
     def threads_any(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """units are cores: a worker has one of these numbers of them"""
@@ -373,10 +383,12 @@ class ResourceType(_message.Message):
         threads: _builtins.int = ...,
         threads_any: _abc.Iterable[_builtins.int] | None = ...,
         node_units: _builtins.int = ...,
+        ssd_bytes: _builtins.float = ...,
+        ssd_bandwidth: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "host_bandwidth_bytes_s", b"host_bandwidth_bytes_s", "interruptions_per_hour", b"interruptions_per_hour", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "node_units", b"node_units", "price_per_hour", b"price_per_hour", "recovery_s", b"recovery_s", "restart_s", b"restart_s", "threads", b"threads", "threads_any", b"threads_any", "units_per_host", b"units_per_host"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "host_bandwidth_bytes_s", b"host_bandwidth_bytes_s", "interruptions_per_hour", b"interruptions_per_hour", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "node_units", b"node_units", "price_per_hour", b"price_per_hour", "recovery_s", b"recovery_s", "restart_s", b"restart_s", "ssd_bandwidth", b"ssd_bandwidth", "ssd_bytes", b"ssd_bytes", "threads", b"threads", "threads_any", b"threads_any", "units_per_host", b"units_per_host"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

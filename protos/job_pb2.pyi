@@ -1161,6 +1161,7 @@ class TrainSpec(_message.Message):
     EMA_FIELD_NUMBER: _builtins.int
     LINEAR_FIELD_NUMBER: _builtins.int
     COMPILE_FIELD_NUMBER: _builtins.int
+    OFFLOAD_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
@@ -1216,6 +1217,8 @@ class TrainSpec(_message.Message):
         """layers that torch compiles, by patterns of their names: blocks.*"""
 
     @_builtins.property
+    def offload(self) -> Global___OffloadSpec: ...
+    @_builtins.property
     def routes(self) -> _containers.RepeatedCompositeFieldContainer[_decision_pb2.LinearRoute]:
         """chosen before, by a job that this one goes on from or in its own"""
 
@@ -1250,16 +1253,51 @@ class TrainSpec(_message.Message):
         ema: _builtins.float = ...,
         linear: _builtins.str = ...,
         compile: _abc.Iterable[_builtins.str] | None = ...,
+        offload: Global___OffloadSpec | None = ...,
         routes: _abc.Iterable[_decision_pb2.LinearRoute] | None = ...,
         resume: Global___Origin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows", "validate", b"validate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "offload", b"offload", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows", "validate", b"validate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "compile", b"compile", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "linear", b"linear", "loggers", b"loggers", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "routes", b"routes", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "validate", b"validate", "warm_start", b"warm_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "compile", b"compile", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "linear", b"linear", "loggers", b"loggers", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "offload", b"offload", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "routes", b"routes", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "validate", b"validate", "warm_start", b"warm_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainSpec: _TypeAlias = TrainSpec  # noqa: Y015
+
+@_typing.final
+class OffloadSpec(_message.Message):
+    """Experts of heterps.MoE layers, and what their optimizer keeps, in a file while they are trained."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    READERS_FIELD_NUMBER: _builtins.int
+    memory: _builtins.str
+    """of a worker with all of them, for those in memory: 2GB; empty: all are"""
+    path: _builtins.str
+    """folder on the disk of each host; empty: the worker's scratch"""
+    policy: _builtins.str
+    """lru | lfu | lfu-decay | clock: who gives way; empty: lru"""
+    readers: _builtins.int
+    """threads that read; 0: 8"""
+    def __init__(
+        self,
+        *,
+        memory: _builtins.str = ...,
+        path: _builtins.str = ...,
+        policy: _builtins.str = ...,
+        readers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "path", b"path", "policy", b"policy", "readers", b"readers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OffloadSpec: _TypeAlias = OffloadSpec  # noqa: Y015
 
 @_typing.final
 class HeadSpec(_message.Message):

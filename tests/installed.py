@@ -8,7 +8,12 @@ from pathlib import Path
 
 from chassis.rooms import ROOMS, ROOT
 
-_NATIVE = ("ps.engine._native", "scheduler.engine._planner", "workers.ops._ops")
+_NATIVE = (
+    "ps.engine._native",
+    "scheduler.engine._planner",
+    "workers.offload.engine._reads",
+    "workers.ops._ops",
+)
 
 
 def install(folder: Path) -> tuple[Path, Path]:

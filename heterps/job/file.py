@@ -14,6 +14,7 @@ from heterps.job import yaml_nodes
 from heterps.job.checkpoints import complete_origin, wrong_checkpoints
 from heterps.job.inputs import wrong_inputs
 from heterps.job.learning import LOSSES, metric_names, wrong_learning
+from heterps.job.offload import complete_offload, wrong_offload
 from heterps.job.prepare import IN_PREPARE, is_url
 from heterps.job.schema import Reading
 from heterps.job.yaml_nodes import YamlError
@@ -154,6 +155,7 @@ def _complete(job: JobSpec, reading: Reading) -> None:
             setattr(message, name, value)
     if "train.loss" not in reading.places and (job.model.loss or job.train.heads):
         job.train.loss = ""
+    complete_offload(job, reading.places.keys())
 
 
 def _holder(job: JobSpec, key: str) -> tuple[Message, str]:
@@ -213,6 +215,7 @@ class _Check:
             *complete_origin(self.job),
             *wrong_learning(self.job, [*self._places]),
             *wrong_inputs(self.job),
+            *wrong_offload(self.job, self._places.keys()),
         )
         for wrong in wrongs:
             if self._sound(wrong.key):

@@ -53,7 +53,7 @@ class ArtifactStore:
         """The URL given."""
         return f"{KEPT}{self._address}/{self._job_id}/{self._prefix}".rstrip("/")
 
-    def write(self, name: str, chunks: Iterable[bytes]) -> Written:
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> Written:
         """See Store. What is sent is on this machine's disk first, so that it can be sent again."""
         with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as spool:
             for chunk in chunks:
@@ -72,7 +72,7 @@ class ArtifactStore:
                 raise OSError(str(error)) from None
         return Written(content.bytes, content.digest)
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, data: bytes | memoryview) -> None:
         """See Store."""
         self.write(name, [data])
 

@@ -32,7 +32,7 @@ class RemoteStore:
         """The URL given."""
         return self._url
 
-    def write(self, name: str, chunks: Iterable[bytes]) -> Written:
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> Written:
         """See Store."""
         digest, size = hashlib.sha256(), 0
         path = self._path(name)
@@ -44,10 +44,10 @@ class RemoteStore:
                 size += len(chunk)
         return Written(size, digest.hexdigest())
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, data: bytes | memoryview) -> None:
         """See Store."""
         self._files.makedirs(self._root, exist_ok=True)
-        self._files.pipe_file(self._path(name), data)
+        self._files.pipe_file(self._path(name), bytes(data))
 
     def open(self, name: str) -> BinaryIO:
         """See Store."""

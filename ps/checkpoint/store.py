@@ -40,11 +40,11 @@ class Store(Protocol):
         """The place, as `open_store` takes it."""
         ...
 
-    def write(self, name: str, chunks: Iterable[bytes]) -> Written:
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> Written:
         """Write a new file and wait until it is safe."""
         ...
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, data: bytes | memoryview) -> None:
         """Put a small file in the place of an old one, in one step."""
         ...
 
@@ -92,7 +92,7 @@ class LocalStore:
         """Its absolute path."""
         return str(self._root)
 
-    def write(self, name: str, chunks: Iterable[bytes]) -> Written:
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> Written:
         """See Store."""
         path = self._root / name
         make_folder(path.parent)
@@ -108,7 +108,7 @@ class LocalStore:
         sync_folder(self._root)
         return Written(size, digest.hexdigest())
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, data: bytes | memoryview) -> None:
         """See Store."""
         make_folder(self._root)
         replace_file(self._root / name, data, durable=True)

@@ -19,6 +19,14 @@ def barred(model: CostModel) -> str:
         names = listed([layer.name for layer in layers])
         return f"layers {names} stay in one stage, and no type may run all of them"
     kinds = sorted({kind for layer in layers for kind in layer.cost})
+    disks = {kind.name: kind.ssd_bytes for kind in model.resources.types if kind.ssd_bytes}
+    needed = sum(layer.disk_bytes for layer in model.workload.layers)
+    if all(layer.disk_bytes and 0 < disks.get(k, 0) < needed for layer in layers for k in kinds):
+        most = max(disks[kind] for kind in kinds)
+        return (
+            f"experts out of memory take {needed:.3g} bytes of disk, and a unit of "
+            f"{' or '.join(kinds)} has {most:.3g} at most (ssd_bytes)"
+        )
     types = " and ".join(kinds)
     plural = len(layers) > 1
     return (

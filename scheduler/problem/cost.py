@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from chassis.near import near_or_all
 from scheduler.engine import _planner
 from scheduler.problem.fields import InputError
-from scheduler.problem.footprint import Footprint
+from scheduler.problem.footprint import Footprint, fits_disks
 from scheduler.problem.interruptions import Expected, Interruptions
 from scheduler.problem.mapper import OPTIONAL
 from scheduler.problem.run import Run
@@ -167,6 +167,7 @@ class CostModel:
                 self.memory[at] = cost.memory_bytes
                 self.forward_share[at] = cost.forward_share or 1 / 3
                 self.delay[at] = cost.delay_s / workload.reference_batch
+        self.allowed &= fits_disks(workload, resources)
         batch = workload.reference_batch
         self.compute_serial, self.compute_parallel = compute * (1 - a) / batch, compute * a / batch
         self.sync_serial, self.sync_parallel = sync * (1 - b) / batch, sync * b / batch

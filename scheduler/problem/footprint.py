@@ -75,6 +75,19 @@ class Footprint:
         return ""
 
 
+def fits_disks(workload: Workload, resources: Resources) -> NDArray[np.bool_]:
+    """Whether a unit of a type may have a layer, for its disk, [L, T].
+
+    One that has layers with experts on disk may have all of them, so that stages can be cut
+    anywhere.
+    """
+    needed = sum(layer.disk_bytes for layer in workload.layers)
+    holds = [not kind.ssd_bytes or needed <= kind.ssd_bytes for kind in resources.types]
+    plain = [not layer.disk_bytes for layer in workload.layers]
+    able: NDArray[np.bool_] = np.array(plain)[:, None] | np.array(holds)[None, :]
+    return able
+
+
 def _kept_bytes(layer: Layer, steps: Steps, samples: float, copies: int) -> float:
     """Memory of a layer that has the activations of so many samples, and copies of its state."""
     state = layer.weight_bytes * (steps.copies - 1) + layer.optimizer_bytes

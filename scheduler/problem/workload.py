@@ -49,7 +49,7 @@ class Layer:
     `activation_bytes` a sample what stays from its forward to its backward, `output_bytes` a
     sample what crosses to the next stage where one ends here. A layer that is `uncut` is in one
     stage with the layer after it, because of what `shares` says. With `one_host` all units of its
-    stage are on one host.
+    stage are on one host. `disk_bytes` are on the disk of each unit: experts out of memory.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Layer:
     uncut: bool = field(default=False, metadata=OPTIONAL)
     one_host: bool = field(default=False, metadata=OPTIONAL)
     shares: str = field(default="", metadata=OPTIONAL)
+    disk_bytes: float = field(default=0.0, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,8 @@ class ResourceType:
     cores, on which one worker computes; 0 is one. Price and memory are the unit's. Where
     `threads_any` has numbers, units are cores, and workers have any one of these numbers of them,
     the same in all of a plan. Of the type that it is then planned with, a unit is `node_units` of
-    those that nodes declare; 0 is one.
+    those that nodes declare; 0 is one. A unit has `ssd_bytes` of disk, 0 as many as there are, and
+    it moves `ssd_bandwidth` bytes a second, 0 where that is not known.
     """
 
     name: str
@@ -220,6 +222,8 @@ class ResourceType:
     threads: int = field(default=0, metadata=OPTIONAL)
     threads_any: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
     node_units: int = field(default=0, metadata=OPTIONAL)
+    ssd_bytes: float = field(default=0.0, metadata=OPTIONAL)
+    ssd_bandwidth: float = field(default=0.0, metadata=OPTIONAL)
 
     @property
     def alone_s(self) -> float:
@@ -299,6 +303,7 @@ def _parse_layer(value: object, path: str, source: str) -> Layer:
         uncut=fields.boolean("uncut", default=False),
         one_host=fields.boolean("one_host", default=False),
         shares=fields.text("shares", default="", allow_empty=True),
+        disk_bytes=fields.number("disk_bytes", default=0.0),
     )
 
 
@@ -369,6 +374,8 @@ def _parse_type(value: object, path: str, source: str) -> ResourceType:
         threads=fields.integer("threads", 0, MAX_THREADS, default=0),
         threads_any=tuple(_threads_any(fields)),
         node_units=fields.integer("node_units", 0, MAX_THREADS, default=0),
+        ssd_bytes=fields.number("ssd_bytes", default=0.0),
+        ssd_bandwidth=fields.number("ssd_bandwidth", default=0.0),
     )
     if found.threads_any and (found.threads or found.node_units or not found.is_cpu):
         raise fields.error("threads_any", "a CPU type, device: cpu, without threads of its own")

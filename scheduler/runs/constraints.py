@@ -56,7 +56,8 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
         notes.append(_AT_ONCE)
     found.lockstep = train.split_experts
     found.copied = found.copied or copies_state(job)
-    most = 0 if train.split_experts else train.staleness  # workers in lockstep end each step
+    # Workers in lockstep end each step, and experts out of memory have one version.
+    most = 0 if train.split_experts or train.offload.memory else train.staleness
     found.staleness = min(most, found.staleness) if found.HasField("staleness") else most
     if train.split_experts and not all(node.plain_collectives for node in nodes):
         split = [layer for layer in found.layers if layer.kind == "moe"]
@@ -68,6 +69,10 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
                 f"The workers of a stage with {names} are on one host: train.split_experts sends "
                 "samples between them."
             )
+    if train.offload.memory and (held := _keep_to_cores(found, job)):
+        notes.append(
+            f"{listed(held)} run on CPU cores: train.offload has experts of theirs on disk."
+        )
     keep_linear(found, job.train.routes)
     if train.linear != "auto":
         del found.linear[:]
@@ -83,6 +88,23 @@ def copies_state(job: JobSpec) -> bool:
     schedule = job.schedule
     moves = schedule.replan == "auto" or schedule.HasField("elastic")
     return moves or job.retries > 0 or job.train.HasField("checkpoint")
+
+
+def _keep_to_cores(workload: Workload, job: JobSpec) -> list[str]:
+    """Take types of GPUs from layers with experts, where another is left; names of such layers."""
+    emulated = set(job.schedule.emulate)
+    gpus = {
+        kind.name
+        for kind in job.schedule.offered.types
+        if kind.device == "cuda" and not kind.emulated and kind.name not in emulated
+    }
+    held = []
+    for layer in workload.layers:
+        if layer.kind == "moe" and gpus & layer.cost.keys() and not layer.cost.keys() <= gpus:
+            for name in gpus & layer.cost.keys():
+                del layer.cost[name]
+            held.append(layer.name)
+    return held
 
 
 def of_model(constrained: Constrained, seen: Workload) -> Constrained:

@@ -212,7 +212,9 @@ class StageGroup:
 
     def any(self, mine: bool) -> bool:
         """Whether it holds for any worker."""
-        return self._add_up(torch.tensor([int(mine)]))[0].item() > 0
+        found = torch.tensor([int(mine)])
+        self.add_up([found])
+        return found.item() > 0
 
     def gather(self, values: Tensor) -> Tensor:
         """All workers' values [n, ...] one after the other, on every worker and where they were."""
@@ -220,11 +222,11 @@ class StageGroup:
             return values
         counts = torch.zeros(self.size, dtype=torch.int64)
         counts[self.rank] = len(values)
-        counts = self._add_up(counts)
+        self.add_up([counts])
         everything = torch.zeros((int(counts.sum()), *values.shape[1:]), dtype=values.dtype)
         first = int(counts[: self.rank].sum())
         everything[first : first + len(values)] = values
-        self._add_up(_bytes(everything))
+        self.add_up([_bytes(everything)])
         return everything.to(values.device)
 
     def gather_named(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -242,6 +244,13 @@ class StageGroup:
         every = [unpack(one.numpy().tobytes()) for one in self.gather(mine).split(sizes)]
         return {name: tensor for one in every for name, tensor in one.items()}
 
+    def add_up(self, values: Sequence[Tensor]) -> None:
+        """Sum tensors over the workers, in place, each element in the order of ranks."""
+        if self._ring is not None:
+            total = self._call(self._ring)
+            total.add(values)
+            total.wait()
+
     def check(self) -> None:
         """Raise at once where a worker is known to have gone away."""
         if self._ring is not None:
@@ -257,13 +266,6 @@ class StageGroup:
     def _call(self, ring: Ring) -> RingSum:
         self._calls += 1
         return RingSum(ring, -self._calls)  # steps have the other numbers
-
-    def _add_up(self, values: Tensor) -> Tensor:
-        if self._ring is not None:
-            total = self._call(self._ring)
-            total.add([values])
-            total.wait()
-        return values
 
 
 def _bytes(values: Tensor) -> Tensor:

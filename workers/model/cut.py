@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -30,7 +31,9 @@ from ps.checkpoint.bounds import Fields, parse_json, read_at_most
 from ps.checkpoint.places import open_store
 from ps.checkpoint.tables import chain, save_of
 from ps.errors import CheckpointError
+from workers.device.mapped import read_into
 from workers.learning.averages import AVERAGE
+from workers.model.in_files import packed, unpacked
 from workers.model.loss_curve import LossCurve
 
 FORMAT = "heterps-cut-1"
@@ -323,7 +326,7 @@ class DenseFiles:
 
         A file is there whole or not at all, so one that is there can be trusted.
         """
-        data = save_bytes(dict(tensors))
+        data = packed(tensors, save_bytes)
         part = PartFile(hashlib.sha256(data).hexdigest(), len(data))
         if self._there is None:
             self._there = set(self._store.entries())
@@ -341,8 +344,11 @@ class DenseFiles:
         """The losses of a job's steps; raises as `read`."""
         return LossCurve.take(self.read(part))
 
-    def read(self, part: PartFile) -> dict[str, Tensor]:
+    def read(self, part: PartFile, folder: Path | None = None) -> dict[str, Tensor]:
         """The tensors of a file.
+
+        Args:
+            folder: for a copy of it, in which they lie; None: they are read into memory.
 
         Raises:
             CutError: it is missing, or is not what it was.
@@ -350,9 +356,15 @@ class DenseFiles:
         name = f"{self._store.url}/{part.name}"
         try:
             with self._store.open(part.name) as stream:
-                data = read_at_most(stream, part.bytes, name)
+                data: bytes | memoryview
+                if folder is None:
+                    data = read_at_most(stream, part.bytes, name)
+                else:
+                    data = read_into(stream, part.bytes, folder)
             if hashlib.sha256(data).hexdigest() != part.sha256:
                 raise CheckpointError(f"{name}: its checksum is another one")
+            if not isinstance(data, bytes):
+                return unpacked(data)
             found: dict[str, Tensor] = load_bytes(data)
             return found
         except (CheckpointError, OSError, SafetensorError) as error:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from protos.job_pb2 import JobSpec
 from workers.data.reader import Dataset
 from workers.data.tensors import first_samples, tensors_of
+from workers.device.mapped import empty_like
 from workers.embedding.sparse import SparseEmbedding
 from workers.learning.optimizers import GroupError, check_groups
 from workers.model.entry import ModelError
@@ -305,9 +306,10 @@ def varied(module: nn.Module, generator: torch.Generator) -> Iterator[dict[Tenso
 
 def _varied_from(parameter: Tensor, generator: torch.Generator) -> nn.Parameter:
     values = parameter.detach()
-    size = max(float(values.abs().mean()) if values.numel() else 0.0, _SMALLEST)
-    noise = torch.empty_like(values).uniform_(-1.0, 1.0, generator=generator)
-    return nn.Parameter(values + _NOISE * size * noise)
+    mean = float(torch.linalg.vector_norm(values, 1)) / max(1, values.numel())
+    other = empty_like(values)  # experts out of memory have others there, too
+    other.uniform_(-1.0, 1.0, generator=generator).mul_(_NOISE * max(mean, _SMALLEST))
+    return nn.Parameter(other.add_(values))
 
 
 class _Rows:

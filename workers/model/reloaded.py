@@ -31,6 +31,7 @@ from workers.moe.layer import MoE
 _log = logging.getLogger("heterps.stage")
 MOST_TABLE_BYTES = 256 << 20  # beyond which rows are asked of the shards that have saved them
 _ROWS_AT_ONCE = 65536
+_VALUES_AT_ONCE = 1 << 22
 _ROUTED_ELSEWHERE = 0.01  # share of samples that rounding may send to another expert
 
 
@@ -82,7 +83,8 @@ def check_finite(model: nn.Module) -> None:
         DivergedError: names a weight, or a table and a key.
     """
     for name, weight in model.named_parameters():
-        if weight.requires_grad and not weight.isfinite().all():
+        parts = weight.detach().flatten().split(_VALUES_AT_ONCE)
+        if weight.requires_grad and not all(part.isfinite().all() for part in parts):
             raise DivergedError(f"after the last step {name!r} is not finite")
     stores = {m.spec.table: m.store for m in model.modules() if isinstance(m, SparseEmbedding)}
     for table, store in stores.items():

@@ -6,6 +6,7 @@ expert order (T*K, less what a capacity drops).
 # ruff: noqa: N803, N806 (shape suffixes are capital letters)
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol, Self
@@ -20,6 +21,7 @@ from workers.moe.config import MoEConfig
 from workers.moe.gate import require
 from workers.moe.gates import Decision, make_gate
 from workers.moe.group import ExpertGroup
+from workers.moe.made import empty_experts
 from workers.moe.parallel import ExpertParallel, ParallelStats, Weights
 from workers.ops.grouped_ffn import activate
 
@@ -138,8 +140,8 @@ class MoE(nn.Module):
                 self.shared = nn.ModuleList(expert() for _ in range(shared))
             return
         inner = 2 * hidden if self.activation == "swiglu" else hidden
-        self.w1 = nn.Parameter(_uniform(self.num_experts, self.dim, inner))
-        self.w2 = nn.Parameter(_uniform(self.num_experts, hidden, self.dim))
+        self.w1 = nn.Parameter(_uniform(self.num_experts, self.dim, inner, empty_experts))
+        self.w2 = nn.Parameter(_uniform(self.num_experts, hidden, self.dim, empty_experts))
         if shared:
             self.shared_w1 = nn.Parameter(_uniform(shared, self.dim, inner))
             self.shared_w2 = nn.Parameter(_uniform(shared, hidden, self.dim))
@@ -279,7 +281,9 @@ def aux_loss(model: nn.Module) -> Tensor:
     return torch.stack([loss.to(losses[0].device) for loss in losses]).sum()
 
 
-def _uniform(experts: int, inputs: int, outputs: int) -> Tensor:
+def _uniform(
+    experts: int, inputs: int, outputs: int, empty: Callable[..., Tensor] = torch.empty
+) -> Tensor:
     """The initial weights of nn.Linear, for each expert: uniform within 1 / sqrt(inputs)."""
     bound = 1 / math.sqrt(inputs)
-    return torch.empty(experts, inputs, outputs).uniform_(-bound, bound)
+    return empty(experts, inputs, outputs).uniform_(-bound, bound)

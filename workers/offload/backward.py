@@ -1,25 +1,47 @@
-"""A layer whose experts come for its forward and again for its backward, which updates them."""
+"""A layer whose experts come for its forward and again for its backward, with their gradients."""
 
-from collections.abc import Callable
-from threading import Lock
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from workers.offload.layout import LayerAt
-from workers.offload.training import Training, weights_of
+from workers.offload.training import weights_of
 from workers.ops.grouped_ffn import backend_for
 
 _ffn = torch.ops.heterps.grouped_ffn
 _ffn_backward = torch.ops.heterps.grouped_ffn_backward
 
 
-class TrainedOutside:
-    """One layer's experts, which are updated in its backward."""
+class Trained(Protocol):
+    """What has experts and takes their gradients: at once, or for a step that is judged first."""
 
-    def __init__(self, training: Training, index: int, at: LayerAt, guard: Lock) -> None:
+    def require_stepped(self, layer: int) -> None:
+        """See that a forward may begin."""
+
+    def arrive(
+        self, layer: int, experts: Sequence[int]
+    ) -> Generator[tuple[int, dict[str, Tensor]], None, None]:
+        """Experts of a layer as they come, each with its tensors by name."""
+
+    def begin_backward(self, layer: int) -> None:
+        """Of a layer, of whose experts gradients follow."""
+
+    def update(
+        self, layer: int, expert: int, tensors: dict[str, Tensor], gradients: list[Tensor]
+    ) -> None:
+        """Take the gradients of an expert that has arrived, in its layer's backward."""
+
+
+class TrainedOutside:
+    """One layer's experts."""
+
+    def __init__(
+        self, training: Trained, index: int, at: LayerAt, guard: AbstractContextManager[Any]
+    ) -> None:
         self.training, self.index, self.at, self.lock = training, index, at, guard
         self._anchor = torch.zeros((), requires_grad=True)  # so that there is a backward
 
@@ -27,14 +49,17 @@ class TrainedOutside:
         """Rows [R, D] in the order of their experts -> [R, D]."""
         if rows_RD.device.type != "cpu":
             raise ValueError(f"offload: expected rows on a CPU, got {rows_RD.device}")
+        rows = rows_RD
+        if torch.is_autocast_enabled("cpu"):  # as `grouped_ffn`, which casts weights, too
+            rows = rows.to(torch.get_autocast_dtype("cpu"))
         keep = torch.is_grad_enabled()
-        if backend_for(rows_RD, rows_RD, rows_RD) != "native":
+        if backend_for(rows, rows, rows) != "native":
             raise RuntimeError(
                 f"{self.at.name}: expected native kernels, to train experts one by one with the "
                 "bits that they get together, got HETERPS_GROUPED_FFN=loop"
             )
         apply: Callable[..., Tensor] = _Experts.apply
-        return apply(rows_RD, self._anchor, offsets, self, keep)
+        return apply(rows, self._anchor, offsets, self, keep)
 
 
 class _Experts(torch.autograd.Function):
@@ -55,8 +80,8 @@ class _Experts(torch.autograd.Function):
                 out[mine], pres[e] = _ffn(
                     rows[mine],
                     torch.tensor([0, bounds[e + 1] - bounds[e]]),
-                    tensors[w1][None],
-                    tensors[w2][None],
+                    tensors[w1][None].to(rows.dtype),
+                    tensors[w2][None].to(rows.dtype),
                     outside.at.activation,
                     keep,
                 )
@@ -82,8 +107,8 @@ class _Experts(torch.autograd.Function):
                     rows[mine],
                     torch.tensor([0, bounds[e + 1] - bounds[e]]),
                     pre[e],
-                    tensors[w1][None],
-                    tensors[w2][None],
+                    tensors[w1][None].to(rows.dtype),
+                    tensors[w2][None].to(rows.dtype),
                     outside.at.activation,
                     of_rows is not None,
                     True,

@@ -5,7 +5,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from chassis.closing import Closing
 from workers import ops
 from workers.moe.layer import MoE
+from workers.offload.bare import strip
 from workers.offload.cache import Cache
 from workers.offload.choice import MODES, Choice, choose
 from workers.offload.layout import ExpertFileError, LayerAt
@@ -285,40 +285,6 @@ def _check(mode: str, policy: str, readers: int, batch: int) -> None:
     for name, value in (("readers", readers), ("batch", batch)):
         if value < 1:
             raise ValueError(f"offload: {name}: expected at least 1, got {value}")
-
-
-def strip(layer: MoE, name: str) -> None:
-    """Take a layer's experts away from it."""
-    if layer.experts is None:
-        del layer.w1, layer.w2
-    else:
-        for module in layer.experts:
-            _empty(module)
-
-    def refuse_state(*_: Any) -> None:
-        raise RuntimeError(
-            f"{name}: state_dict: its experts are out of memory; expected a model "
-            "that is not offloaded"
-        )
-
-    def refuse_loading(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
-        own = (f"{prefix}w1", f"{prefix}w2", f"{prefix}experts.")
-        if found := next((key for key in state if key.startswith(own)), None):
-            raise RuntimeError(f"{found}: load_state_dict: the experts of {name} are out of memory")
-
-    hooks: Any = layer
-    hooks.register_state_dict_pre_hook(refuse_state)
-    hooks.register_load_state_dict_pre_hook(refuse_loading)
-
-
-def _empty(expert: nn.Module) -> None:
-    """Leave an expert's parameters without memory; what is shared in it stays so."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
-    for module in expert.modules():
-        for key, one in module._parameters.items():
-            if one is not None:
-                stub = nn.Parameter(one.detach().to("meta"), requires_grad=False)
-                module._parameters[key] = made.setdefault(one, stub)
 
 
 def check_devices(model: nn.Module) -> None:

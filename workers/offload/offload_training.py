@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 from workers.moe.layer import MoE
 from workers.offload.backward import TrainedOutside
+from workers.offload.bare import strip
 from workers.offload.layout import ExpertFileError, LayerAt, placed
-from workers.offload.offload import check_devices, on_meta, strip
+from workers.offload.offload import check_devices, on_meta
 from workers.offload.pack import write
 from workers.offload.policy import POLICIES
 from workers.offload.size import bytes_of
@@ -24,7 +25,7 @@ from workers.offload.updates import rule_of
 from workers.offload.write_back import ChangingCache
 
 # Of smaller ones torch's optimizers round otherwise at the end of a tensor than inside.
-_DTYPES = (torch.float32, torch.float64)
+DTYPES = (torch.float32, torch.float64)
 _WORKING = 3  # times an expert's weights: gradients, and what an optimizer has meanwhile
 
 
@@ -85,7 +86,7 @@ def offload_training(
                 "or values and no such file"
             )
     at = placed(source.layer for source in sources)
-    slots = _slots_in(allowed, at)
+    slots = slots_in(allowed, at, "offload: memory")
     if not file.exists():
         write(sources, file)
     packed = TrainedExperts(file, direct=direct)
@@ -125,13 +126,17 @@ def _check_alone(layers: Mapping[str, MoE]) -> None:
         raise ValueError("offload: expected experts of their own in each layer, got shared ones")
 
 
-def _slots_in(memory: int, layers: Sequence[LayerAt]) -> int:
-    """How many experts with their states have room, beside what updates one."""
+def slots_in(memory: int, layers: Sequence[LayerAt], what: str) -> int:
+    """How many experts with their states have room, beside what updates one.
+
+    Raises:
+        ValueError: not one; names what says how much memory there is.
+    """
     extent = max(layer.extent for layer in layers)
     working = max(sum(one.size for one in weights_of(layer)) for layer in layers) * _WORKING
     if memory < extent + working:
         raise ValueError(
-            f"offload: memory: expected at least {extent + working} bytes, for an expert with its "
+            f"{what}: expected at least {extent + working} bytes, for an expert with its "
             f"states and what updates it, got {memory}"
         )
     return min((memory - working) // extent, sum(layer.experts for layer in layers))
@@ -154,7 +159,7 @@ def _group_of(optimizer: Optimizer, name: str, layer: MoE) -> dict[str, Any]:
     """
     if layer.experts is not None:
         raise ValueError(f"offload: {name}: expected stacked experts, to train them, got modules")
-    if layer.w1.dtype not in _DTYPES:
+    if layer.w1.dtype not in DTYPES:
         raise ValueError(
             f"offload: {name}: expected experts of float32 or float64, to train them, got "
             f"{layer.w1.dtype}"

@@ -78,9 +78,14 @@ def rule_of(optimizer: Optimizer, group: Mapping[str, Any], dtype: torch.dtype) 
     if kind not in OPTIMIZERS:
         names = ", ".join(one.__name__ for one in OPTIMIZERS)
         raise ValueError(f"optimizer: expected one of torch's {names}, got {kind.__name__}")
+    return rule_for(kind, options_of(group), dtype)
+
+
+def rule_for(kind: type[Optimizer], options: Mapping[str, Any], dtype: torch.dtype) -> Rule:
+    """How an optimizer with these options updates, seen from a step of one number."""
     tried = nn.Parameter(torch.zeros(1, dtype=dtype))
     tried.grad = torch.zeros_like(tried)
-    trial = _make(kind, [{"params": [tried], **options_of(group)}])
+    trial = _make(kind, [{"params": [tried], **options}])
     trial.step()
     state = {name: one for name, one in trial.state[tried].items() if one is not None}
     states = tuple(name for name in state if name != "step")

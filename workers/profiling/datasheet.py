@@ -45,6 +45,7 @@ class Work:
         host_bytes: what an accelerator takes from and gives to the host: embedding rows.
         crossing_bytes: what leaves for the next stage and comes back.
         forth_bytes: what leaves.
+        disk_bytes: read and written, of experts that lie out of memory.
         handling: processor time of reading, pulling and pushing, as measured here; a CPU core
             has it on top of its arithmetic.
     """
@@ -57,6 +58,7 @@ class Work:
     host_bytes: float = 0.0
     crossing_bytes: float = 0.0
     forth_bytes: float = 0.0
+    disk_bytes: float = 0.0
     handling: Scaling = NOTHING
 
 
@@ -121,6 +123,8 @@ def estimate(
         ValueError: the type has no data sheet.
     """
     compute = roofline(kind, work)
+    if kind.ssd_bandwidth > 0 and work.disk_bytes / kind.ssd_bandwidth > compute.seconds:
+        compute = Scaling(work.disk_bytes / kind.ssd_bandwidth, compute.parallel)
     host_s, crossing_s = 0.0, 0.0
     if kind.device == "cpu":
         compute = combined([compute, work.handling])

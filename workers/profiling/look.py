@@ -11,6 +11,7 @@ from workers.model.job_loss import job_loss
 from workers.model.probe import check_parameters, micro_batches_of, structures_of
 from workers.model.sharing import Sharing
 from workers.model.trace import TracedModel
+from workers.stage.outside import built_in, folder_of
 
 
 def look(job: JobSpec) -> Workload:
@@ -20,8 +21,13 @@ def look(job: JobSpec) -> Workload:
         ModelError: the model cannot be built or traced.
         DataError: the first samples do not fit the job.
     """
-    traced = TracedModel(job_model(job), inputs_of(job.data))
+    with built_in(folder_of(job)):
+        traced = TracedModel(job_model(job), inputs_of(job.data))
     check_parameters(traced, job)
+    if job.train.offload.memory:
+        from workers.offload.suited import check_suited
+
+        check_suited(job, traced.model, [layer.name for layer in traced.layers])
     check_followed(traced, job)
     traced.keep_whole(structures_of(traced, job))
     names = [info.name for info in traced.layers]

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from workers.device.mapped import lies_in
 from workers.model.trace import TracedModel
 from workers.profiling.timing import LayerTimer, parameters_of
 
@@ -15,9 +16,12 @@ _OPTIMIZER = 2  # of a weight: what Adam keeps, and no optimizer here more
 
 
 def weights_of(traced: TracedModel) -> list[int]:
-    """Bytes of each layer's dense parameters; what layers share is of the first of them."""
+    """Bytes of each layer's dense parameters; what layers share is of the first of them.
+
+    Experts that are to lie out of memory are not counted.
+    """
     graphs = (traced.layer(index) for index in range(len(traced.layers)))
-    return [sum(p.nbytes for p in own) for own in parameters_of(graphs)]
+    return [sum(p.nbytes for p in own if lies_in(p) is None) for own in parameters_of(graphs)]
 
 
 def runs_within(
@@ -51,10 +55,11 @@ class LayerBytes:
 
     Args:
         weights: dense parameters.
-        optimizer: what their optimizer keeps.
+        optimizer: what their optimizer keeps, and the memory for experts that lie out of it.
         saved: what autograd saved for the backward of one micro-batch, each storage once.
         rows: pulled embedding rows of one micro-batch.
         outputs: of one micro-batch, those that were saved not counted.
+        disk: for experts that lie out of memory.
     """
 
     weights: float
@@ -62,6 +67,7 @@ class LayerBytes:
     saved: float
     rows: float
     outputs: float
+    disk: float = 0.0
 
     @property
     def activations(self) -> float:
@@ -95,9 +101,11 @@ def layer_bytes(
     made = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in outputs}
     counted = LayerBytes(
         weights=sum(p.nbytes for p in timer.parameters[index]),
-        optimizer=sum(v.nbytes for s in states for v in s.values() if isinstance(v, Tensor)),
+        optimizer=sum(v.nbytes for s in states for v in s.values() if isinstance(v, Tensor))
+        + timer.room_of(index),
         saved=sum(saved.values()),
         rows=row_bytes,
         outputs=sum(size for place, size in made.items() if place not in saved),
+        disk=timer.disk_of(index),
     )
     return counted, outputs

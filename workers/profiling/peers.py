@@ -39,6 +39,8 @@ from workers.model.trace import TracedModel
 from workers.ops.linear import Routes, route
 from workers.profiling.rows import ShardRows
 from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of
+from workers.stage.offloading import take_all_out
+from workers.stage.outside import built_in, folder_of
 
 _LOOPBACK = "127.0.0.1"
 _START_S = 120.0
@@ -236,9 +238,13 @@ def main(argv: list[str] | None = None) -> int:
     job = ProfileRequest.FromString(options.request.read_bytes()).job
     ends = [int(end) for end in options.runs.split(",") if end]
     runs = [range(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-    model = job_model(job).train()
+    folder = folder_of(job)
+    with built_in(folder):
+        model = job_model(job).train()
     traced = TracedModel(model if runs else model.to(device), inputs_of(job.data))
     compile_layers(traced, job.train.compile)
+    if folder is not None and device.type == "cpu":
+        take_all_out(job, traced.model, folder)
     host, _, port = options.leader.rpartition(":")
     store: Any = dist.TCPStore(  # type: ignore[attr-defined]
         host, int(port), is_master=False, timeout=timedelta(hours=1)

@@ -38,6 +38,7 @@ from workers.model.job_loss import job_loss
 from workers.model.probe import check_parameters, micro_batches_of, structures_of
 from workers.model.trace import TracedModel
 from workers.model.whole import check_smallest
+from workers.offload.suited import check_suited
 from workers.ops.linear import Routes, Shape, of_type, route
 from workers.profiling import datasheet, linear
 from workers.profiling.catalogue import computes_in_bf16, with_data_sheet
@@ -52,6 +53,8 @@ from workers.profiling.sizes import MAX_SAMPLES, fixed_size, smallest_worth_havi
 from workers.profiling.steps import StepTimes, time_step
 from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of, tensors_in
 from workers.stage.layers import for_losses
+from workers.stage.offloading import take_all_out
+from workers.stage.outside import built_in, folder_of
 
 WARMUP = 2
 REPEATS = (3, 15)  # least and most, within the time below
@@ -138,8 +141,12 @@ class Profiler:
         self._units = min(units, torch.cuda.device_count()) if cuda else units
         self._precision = Precision.of(self._job.train.precision, self._device)
         # Building the model first: most mistakes are in it, and it is what is quick to check.
-        on_host = TracedModel(job_model(self._job), inputs_of(self._job.data))
+        folder = folder_of(self._job)
+        with built_in(folder):
+            on_host = TracedModel(job_model(self._job), inputs_of(self._job.data))
         check_parameters(on_host, self._job)
+        if folder is not None:
+            check_suited(self._job, on_host.model, [layer.name for layer in on_host.layers])
         check_followed(on_host, self._job)
         structures = structures_of(on_host, self._job)
         self._fixed = micro_batches_of(self._job, on_host)
@@ -169,6 +176,8 @@ class Profiler:
             check_smallest(on_host.model, self._batches.samples(last) // self._fixed)
         size = min(batch or (fixed_size(step, self._fixed) if self._fixed else 0), step)
         self._sizes = _Sizes(step, size, min(step, max(size, MAX_SAMPLES)))
+        if folder is not None and self._device.type == "cpu":
+            take_all_out(self._job, self._traced.model, folder)
 
     def run(self) -> Workload:
         """Measure every layer; the workload with a cost for each type."""
@@ -410,7 +419,9 @@ class Profiler:
                     )
                     for name in graph.inputs
                 ]
+                before = timer.disk_moved
                 memory, outputs = layer_bytes(timer, index, values, moved)
+                disk = timer.disk_moved - before
                 rows.drop(graph)
                 last = index == len(timer.graphs) - 1
                 names = () if last else (*graph.outputs, *for_losses(values))
@@ -422,7 +433,8 @@ class Profiler:
                     counted = datasheet.measure_work(graph.module, inputs, outputs)
                 rows.drop(graph)
             update_bytes = datasheet.UPDATE_TRAFFIC * memory.weights * self._sizes.of_step
-            works.append(datasheet.Work(*counted, update_bytes, 2.0 * moved, crossing, forth))
+            work = datasheet.Work(*counted, update_bytes, 2.0 * moved, crossing, forth)
+            works.append(replace(work, disk_bytes=disk))
             memories.append(memory)
         return works, memories
 
@@ -496,8 +508,12 @@ class Profiler:
         for index, (info, cost, work, memory) in enumerate(
             zip(self._traced.layers, costs, works, memories, strict=True)
         ):
-            by_type = {} if self._here.emulated else {self._here.name: cost}
-            for other in self._estimated:
+            # Experts out of memory are trained on cores.
+            outside = bool(train.offload.memory) and info.kind == "moe"
+            types = [t for t in self._estimated if not (outside and _is_gpu(t))]
+            able = not self._here.emulated and not (outside and _is_gpu(self._here))
+            by_type = {self._here.name: cost} if able else {}
+            for other in types:
                 by_type[other.name] = datasheet.estimate(other, work, cost, uncertainty)
             layers.append(
                 Layer(
@@ -510,6 +526,7 @@ class Profiler:
                     output_bytes=work.forth_bytes / size,
                     uncut=self._traced.uncut[index],
                     shares=shares_of(self._traced.sharing, names, index),
+                    disk_bytes=memory.disk,
                     one_host=train.split_experts and info.kind == "moe" and not plain_allowed(),
                 )
             )
@@ -539,6 +556,11 @@ def _slowdown(together: NDArray[np.float64], alone: NDArray[np.float64]) -> NDAr
     before = np.maximum(np.median(alone, axis=0), 1e-9)
     factor: NDArray[np.float64] = np.maximum(1.0, np.median(together, axis=0) / before)
     return factor
+
+
+def _is_gpu(kind: ResourceType) -> bool:
+    """Whether a unit of a type, as it is here, is a GPU."""
+    return kind.device == "cuda" and not kind.emulated
 
 
 def _ps_type(resources: Resources, here: ResourceType) -> str:

@@ -27,8 +27,10 @@ from workers.learning.optimizers import make_optimizer
 from workers.learning.precision import Precision, wide
 from workers.links.all_reduce import StageGroup
 from workers.model.trace import StageGraph, TracedModel
+from workers.moe.layer import MoE
 from workers.profiling.clock import QuietClock
 from workers.profiling.rows import ShardRows
+from workers.stage.outside import outside_of
 
 
 class Part(IntEnum):
@@ -62,7 +64,7 @@ class LayerTimer:
     """Runs a model layer by layer.
 
     Args:
-        traced: the model, on `device` and in training mode.
+        traced: the model, on `device` and in training mode; experts of it may be out of memory.
         precision: of forward passes, as in the job.
         loss: of the job.
         runs: layers that training state is kept of at the same time, in order; all where there
@@ -83,6 +85,7 @@ class LayerTimer:
         self.parameters = parameters_of(self.graphs)
         self.optimizers = [make_optimizer(optimizer, own) for own in self.parameters]
         self._runs = runs
+        self.outside = outside_of(traced.model)
         self._rows = rows
         self.device = device
         self._precision = precision
@@ -189,12 +192,33 @@ class LayerTimer:
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
+        if self.outside is not None:
+            self.outside.step_alone()
         seconds.append(self._now() - begun)
         if parts is not None:
             parts[:] = seconds
         told = tree_map_only(Tensor, _as_sent, list(results))
         values.update(zip(graph.outputs, told, strict=True))
         return tensors_in(results)
+
+    def room_of(self, index: int) -> int:
+        """Bytes of memory for experts of a layer that lie out of it."""
+        return sum(self.outside.rooms[name] for name in self._mixtures(index) if self.outside)
+
+    def disk_of(self, index: int) -> int:
+        """Bytes on disk of experts of a layer that lie out of memory."""
+        return sum(self.outside.disk_of(name) for name in self._mixtures(index) if self.outside)
+
+    @property
+    def disk_moved(self) -> int:
+        """Bytes read and written so far, of experts that lie out of memory."""
+        outside = self.outside
+        return outside.stats.bytes_read + outside.bytes_written if outside is not None else 0
+
+    def _mixtures(self, index: int) -> list[str]:
+        """Names of a layer's mixtures of experts."""
+        modules = self.graphs[index].module.named_modules()
+        return [name for name, module in modules if isinstance(module, MoE)]
 
     def time_reduce(self, group: StageGroup, repeats: int) -> NDArray[np.float64]:
         """Seconds of summing all dense gradients over the group, as a step does: [repeats].

@@ -7,6 +7,7 @@ What it must agree with is the model, its data and how it is trained.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
@@ -29,7 +30,7 @@ from workers.stage.state import StageState, base_names, give
 
 _log = logging.getLogger("heterps.stage")
 # Of `train`: what no step depends on.
-_FREE = ("checkpoint", "validate", "loggers", "warm_start", "resume")
+_FREE = ("checkpoint", "validate", "loggers", "warm_start", "resume", "offload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,12 @@ def beginning_of(
     weights: Weights | None = None,
     *,
     place: str,
+    folder: Path | None = None,
 ) -> Beginning:
     """Where a worker begins; its stage's layers are given their weights.
 
     Args:
+        folder: for files of what a cut has of experts out of memory; None: all is read into it.
         weights: that they have already, of `train.from`.
         place: folder or URL of the cut to go on from; empty: the first step.
 
@@ -95,7 +98,7 @@ def beginning_of(
     cut = read_cut(place)
     _check(cut, launch, place)
     cuts, _ = split_place(place)
-    state = state_of(cut, cuts, launch)
+    state = state_of(cut, cuts, launch, folder)
     give(graph, state)
     if cut.staleness != staleness:
         _log.info("the cut was taken at staleness %d; going on at %d", cut.staleness, staleness)
@@ -115,11 +118,12 @@ def beginning_of(
     )
 
 
-def state_of(cut: Cut, cuts: str, launch: LaunchRequest) -> StageState:
+def state_of(cut: Cut, cuts: str, launch: LaunchRequest, folder: Path | None = None) -> StageState:
     """What a cut has of a worker's layers.
 
     Args:
         cuts: where it lies, with others.
+        folder: as of `beginning_of`.
 
     Raises:
         CutError: a file is gone or damaged.
@@ -129,7 +133,7 @@ def state_of(cut: Cut, cuts: str, launch: LaunchRequest) -> StageState:
     if launch.index == 0:
         wanted.add("")  # what no layer has
     return StageState.of_layers(
-        {kind: dense.read(file) for kind, file in layer.files.items()}
+        {kind: dense.read(file, folder) for kind, file in layer.files.items()}
         for layer in cut.layers
         if layer.name in wanted
     )

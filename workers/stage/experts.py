@@ -10,6 +10,8 @@ from workers.links.all_reduce import StageGroup
 from workers.links.plain import PLAIN
 from workers.moe.group import ExpertGroup
 from workers.moe.layer import MoE
+from workers.offload.bare import state_besides
+from workers.stage.outside import outside_of
 
 _log = logging.getLogger("heterps.stage")
 
@@ -42,13 +44,25 @@ def split_experts(module: nn.Module, group: StageGroup) -> list[str]:
 
 
 def whole_state(module: nn.Module, group: StageGroup) -> dict[str, Tensor]:
-    """The module's state with the experts of all workers, who all call this, as if never split."""
-    state: dict[str, Tensor] = dict(module.state_dict())
+    """The module's state with the experts of all workers, who all call this, as if never split.
+
+    Experts that are out of memory are not among it.
+    """
+    with state_besides():
+        state: dict[str, Tensor] = dict(module.state_dict())
     for prefix, layer in _split_layers(module):
         for key in [k for k in state if _of_experts(k, prefix)]:
             del state[key]
         state.update((prefix + key, value) for key, value in _whole_experts(layer, group))
     return state
+
+
+def state_bytes(module: nn.Module) -> int:
+    """Of a module's state, with experts that are out of memory."""
+    with state_besides():
+        inside: int = sum(one.nbytes for one in module.state_dict().values())
+    outside = outside_of(module)
+    return inside + (0 if outside is None else outside.weight_bytes)
 
 
 def whole_optimizer(
@@ -96,6 +110,9 @@ def own_optimizer(
 ) -> dict[str, Mapping[str, Tensor]]:
     """The other way round: what this worker's optimizer is to keep."""
     own = dict(whole)
+    if (outside := outside_of(module)) is not None:
+        for name in outside.names:
+            own.pop(name, None)
     for prefix, layer in _split_layers(module):
         assert layer.parallel is not None
         experts = layer.parallel.own

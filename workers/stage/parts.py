@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,6 +60,7 @@ from workers.stage.following import Following
 from workers.stage.layers import StageLayers
 from workers.stage.loggers import job_loggers
 from workers.stage.loss_terms import LossTerms
+from workers.stage.outside import built_in, folder_of, outside_of
 from workers.stage.progress import Progress
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
@@ -89,6 +90,8 @@ class Share:
         beginning: of the training; the graph's layers are as they are then.
         routes: of products of the stage's `nn.Linear`, as of the decision.
         weights: that the job's own training begins with.
+        folder: for experts that lie out of memory; None: all are in it.
+        rooms: bytes of memory for those of each layer.
     """
 
     launch: LaunchRequest
@@ -104,6 +107,8 @@ class Share:
     routes: Routes
     beginning: Beginning
     weights: Weights | None
+    folder: Path | None
+    rooms: Mapping[str, int]
 
     @property
     def tables(self) -> str:
@@ -129,8 +134,16 @@ class Share:
         precision = Precision.of(job.train.precision, device)
         routes = Routes(of_type(job.train.routes, plan.type) if device.type == "cpu" else ())
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        traced = TracedModel(job_model(job), inputs_of(job.data))
+        folder = folder_of(job)
+        with built_in(folder):
+            traced = TracedModel(job_model(job), inputs_of(job.data))
         names = [layer.name for layer in traced.layers]
+        rooms: Mapping[str, int] = {}
+        if folder is not None:
+            from workers.offload.suited import check_suited, rooms_of
+
+            check_suited(job, traced.model, names)
+            rooms = rooms_of(job, traced.model)
         if names != list(launch.layers):
             raise UnfitPlanError(
                 f"{job.model.entry}: its layers are {', '.join(names)}; expected those that were "
@@ -162,7 +175,9 @@ class Share:
         graph, staleness = traced.stage(plan.first, plan.last), staleness_of(launch)
         beginning = Beginning()
         if not anew:
-            beginning = beginning_of(launch, graph, staleness, weights, place=launch.resume)
+            beginning = beginning_of(
+                launch, graph, staleness, weights, place=launch.resume, folder=folder
+            )
         batches.go_on(beginning.position)
         return Share(
             launch,
@@ -178,13 +193,17 @@ class Share:
             routes,
             beginning,
             weights,
+            folder,
+            rooms,
         )
 
     def begun(self, kept: Beginning | None, place: str) -> "Share":
         """The same with the state that a worker has kept; None: with that of the cut at `place`."""
         if kept is None:
             beginning = beginning_of(
-                self.launch, self.graph, self.staleness, self.weights, place=place
+                *(self.launch, self.graph, self.staleness, self.weights),
+                place=place,
+                folder=self.folder,
             )
             self.batches.go_on(beginning.position)
             return replace(self, beginning=beginning)
@@ -201,8 +220,11 @@ def planned_micro_batches(launch: LaunchRequest) -> int:
 
 
 def staleness_of(launch: LaunchRequest) -> int:
-    """Updates that a step lacks: the plan's, else the job's; none where experts are split."""
-    if launch.job.train.split_experts:
+    """Updates that a step lacks: the plan's, else the job's.
+
+    None where experts are split, or out of memory.
+    """
+    if launch.job.train.split_experts or launch.job.train.offload.memory:
         return 0
     return launch.staleness if launch.HasField("staleness") else launch.job.train.staleness
 
@@ -251,8 +273,12 @@ class Parts:
         self.notices.leave()
         self.links.leave()
 
-    def close(self) -> None:
-        """Leave the others."""
+    def close(self, *, experts: bool = True) -> None:
+        """Leave the others.
+
+        Args:
+            experts: whether those out of memory are needed no more; else `close_experts` is due.
+        """
         if self.callbacks is not None:
             self.callbacks.end("interrupted")
         self.links.inbox.close()
@@ -266,6 +292,13 @@ class Parts:
         self.client.close()
         self.group.close()
         self.update.close()
+        if experts:
+            self.close_experts()
+
+    def close_experts(self) -> None:
+        """Give up experts that are out of memory; safe to repeat."""
+        if (outside := outside_of(self.graph.module)) is not None:
+            outside.close()
 
 
 def build(
@@ -331,6 +364,18 @@ def _connected(
     split = split_experts(module, group) if job.train.split_experts else []
     if split:
         _log.info("experts of %s are split over %d workers", ", ".join(split), group.size)
+    if share.folder is not None:
+        from workers.stage.offloading import take_out
+
+        begun = share.beginning
+        kept = begun.state.optimizer if begun.state is not None else {}
+        steps = share.schedule.steps
+        outside = take_out(
+            *(job, module, group, device, share.folder, share.rooms),
+            *(steps, begun.step, begun.applied, kept),
+        )
+        if outside is not None:
+            opened.callback(outside.close)
     notices = Notices(
         (place.stage, place.rank),
         [stage.addresses for stage in topology.stages],

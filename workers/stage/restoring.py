@@ -12,6 +12,7 @@ from workers.learning.averages import AVERAGE
 from workers.model.cut import Cut, CutError, UnfitCutError, check_tables, read_cut, split_place
 from workers.stage.beginning import state_of
 from workers.stage.experts import own_state
+from workers.stage.outside import outside_of
 from workers.stage.parts import Parts, Share
 from workers.stage.state import give
 
@@ -84,9 +85,11 @@ def restore_best(share: Share, parts: Parts, cuts: str) -> int:
 
 def _give(share: Share, parts: Parts, where: str) -> None:
     """Give the stage's layers what a cut has of them: averages of weights where it keeps these."""
-    state = state_of(read_cut(where), split_place(where)[0], share.launch)
+    state = state_of(read_cut(where), split_place(where)[0], share.launch, share.folder)
     averages = {name: kept[AVERAGE] for name, kept in state.optimizer.items() if AVERAGE in kept}
     weights = own_state(parts.graph.module, {**state.weights, **averages})
+    if (outside := outside_of(parts.graph.module)) is not None:
+        outside.put(state.weights)
     parts.versions.use_newest(parts.executor.progress.step)
     give(parts.graph, replace(state, weights=weights))
     parts.update.begin_averages()

@@ -14,6 +14,7 @@ from workers.learning.precision import Precision
 from workers.model.job_metrics import JobMetrics
 from workers.model.reloaded import check_finite, check_predictions, reopened
 from workers.stage.evaluation import Measured, first_batch
+from workers.stage.outside import built_in
 from workers.stage.parts import Share
 
 _TOLERANCE, _TOLERANCE_OF_DEVICES, _TOLERANCE_16_BITS = 1e-3, 1e-2, 5e-2
@@ -48,7 +49,8 @@ def check_saved(
         ModelError, CheckpointError, OSError: it cannot be opened.
     """
     job = share.launch.job
-    model = reopened(output, job, lambda table: _ShardRows(client, table))
+    with built_in(share.folder):
+        model = reopened(output, job, lambda table: _ShardRows(client, table))
     check_finite(model)
     split: Split = "test" if "test" in measured else "valid"
     if split not in measured or (scores := measured[split].first) is None:

@@ -17,7 +17,9 @@ from workers.model.state import load_state, single
 from workers.model.trace import StageGraph
 from workers.moe.gates import Bias
 from workers.moe.layer import MoE
+from workers.offload.bare import state_besides
 from workers.stage.experts import whole_optimizer, whole_state
+from workers.stage.outside import outside_of
 from workers.stage.update import Update
 
 _BUFFERS, _EARLIER = "buffers", "earlier-"
@@ -98,10 +100,12 @@ def capture(
         optimizer = whole_optimizer(graph.module, group, optimizer, update.kept)
     if group.rank != 0 and not everywhere:
         return None
+    outside = outside_of(graph.module)
+    experts, kept_of = ({}, {}) if outside is None else outside.state()
     return StageState(
-        _copies(single(weights)),
+        {**_copies(single(weights)), **experts},
         _copies(_buffers(graph.module)),
-        {name: _copies(kept) for name, kept in optimizer.items()},
+        {**{name: _copies(kept) for name, kept in optimizer.items()}, **kept_of},
         tuple(_copies(some) for some in update.earlier(step)),
     )
 
@@ -113,9 +117,9 @@ def give(graph: StageGraph, state: StageState) -> None:
         UnfitCutError: they are of other names or shapes.
     """
     weights = dict(state.weights)
-    own = set(graph.module.state_dict())
     names = _names(graph.module)
-    with torch.no_grad():
+    with torch.no_grad(), state_besides():
+        own = set(graph.module.state_dict())
         for name, tensor in graph.uncalled.items():
             if name in weights and name not in own:
                 _fits(name, weights[name], tensor)
@@ -145,7 +149,8 @@ def _layer(name: str, layers: set[str]) -> str:
 
 def _buffers(module: nn.Module) -> Tensors:
     """Buffers that the state_dict leaves out; not those that a step counts in."""
-    left_out = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
+    with state_besides():
+        left_out = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
     left_out |= {id(m.pending) for m in module.modules() if isinstance(m, Bias)}
     return {
         name: buffer

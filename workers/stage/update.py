@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from protos.job_pb2 import JobSpec
 from workers.learning.averages import AVERAGE, Averages
+from workers.learning.norms import squared as squared_by_expert
 from workers.learning.optimizers import (
     kept_by,
     make_optimizer,
@@ -23,6 +24,8 @@ from workers.links.step_sum import StepSum
 from workers.model.cut import UnfitCutError
 from workers.model.statistics import RunningStatistics
 from workers.moe.gates import Bias
+from workers.moe.layer import MoE
+from workers.stage.outside import outside_of
 from workers.stage.overlap import Overlap, StepGradients
 from workers.stage.schedule import Schedule
 from workers.stage.verdict import AfterStep, Report
@@ -42,6 +45,7 @@ class Gradient:
             and how many would have the training end before it.
         used: float32, for each parameter whose gradient is summed how many workers have one.
         loads: of gates that a bias balances.
+        experts: that are out of memory, of each layer which of them have a gradient.
         statistics: what normalising layers add to their running ones.
     """
 
@@ -50,6 +54,7 @@ class Gradient:
     scalars: Tensor
     used: Tensor | None
     loads: list[Tensor]
+    experts: list[Tensor]
     statistics: list[Tensor]
 
 
@@ -87,6 +92,17 @@ class Update:
             if self._optimizer is not None
             else None
         )
+        self._outside = outside_of(module)
+        stacked = {
+            f"{name}.{key}" if name else key
+            for name, m in module.named_modules()
+            if isinstance(m, MoE) and m.experts is None
+            for key in ("w1", "w2")
+        }
+        # Numbers of those that stack experts.
+        self._stacks = {
+            n for n, names in enumerate(versions.names) if not stacked.isdisjoint(names)
+        }
         self._biased = [m for m in module.modules() if isinstance(m, Bias)]
         for gate in self._biased:  # moves once a step, by what all workers sent
             gate.deferred = True
@@ -231,15 +247,17 @@ class Update:
         for gate in self._biased:
             gate.pending.zero_()
         statistics = self._statistics.take(step, self._schedule.count(step))
+        experts = self._outside.counts() if self._outside is not None else []
         if self._group.size == 1:
-            return Gradient(step, self._group.begin_sum(step), scalars, None, loads, statistics)
+            none_yet = self._group.begin_sum(step)
+            return Gradient(step, none_yet, scalars, None, loads, experts, statistics)
         used = torch.tensor(
             [p.grad is not None for p in parameters], dtype=torch.float32, device=losses.device
         )
         gradients = self._overlap.end(step) or self._gradients(step)
         gradients.add_rest()
-        gradients.sums.add([used, scalars, *loads, *statistics])
-        return Gradient(step, gradients.sums, scalars, used, loads, statistics)
+        gradients.sums.add([used, scalars, *loads, *experts, *statistics])
+        return Gradient(step, gradients.sums, scalars, used, loads, experts, statistics)
 
     def report(self, gradient: Gradient) -> Report:
         """Wait for the sums; what is to be said of them. May be called on any thread."""
@@ -249,13 +267,20 @@ class Update:
             for parameter, workers in zip(self._summed(gradient.step), used, strict=True):
                 if not workers:  # so that optimizers leave it as it is, as they would alone
                     parameter.grad = None
-        grads = [p.grad for p in self._summed(gradient.step) if p.grad is not None]
+        of_experts: list[float] = []
+        if self._outside is not None:
+            add_up = self._group.add_up if self._group.size > 1 else None
+            self._outside.gather(gradient.experts, add_up)
+            of_experts = self._outside.squared_norms()
+        grads, stacks = self._with_gradients(gradient.step)
         *losses, of_rows, alone, after, stop = gradient.scalars.tolist()
         if self._clip:
-            squared = _squared_norm(grads).item()
+            of_experts += map(squared_by_expert, stacks)
+            squared = _squared_norm(grads).item() + sum(of_experts)
             finite = math.isfinite(squared)
         else:
-            squared, finite = 0.0, _all_finite(grads)
+            squared = 0.0
+            finite = _all_finite([*grads, *stacks]) and all(map(math.isfinite, of_experts))
         return Report(
             squared + alone,
             finite and of_rows <= _LARGEST and math.isfinite(alone),
@@ -264,6 +289,14 @@ class Update:
             tuple(losses),
             stop > 0,
         )
+
+    def _with_gradients(self, step: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Gradients that are summed, and of these the stacks of experts, apart."""
+        plain, stacks = list[Tensor](), list[Tensor]()
+        for number, parameter in enumerate(self._versions.parameters(step)):
+            if parameter.grad is not None and reduced_over(parameter) == "replica":
+                (stacks if number in self._stacks else plain).append(parameter.grad)
+        return plain, stacks
 
     def check(self) -> None:
         """Raise at once where another worker of the stage is known to have gone away."""
@@ -276,6 +309,8 @@ class Update:
             scale: by which gradients are multiplied.
         """
         self._advance(gradient)
+        if self._outside is not None:
+            self._outside.apply(scale)
         if self._optimizer is not None:
             grads = [p.grad for p in self._parameters if p.grad is not None]
             if scale != 1.0 and grads:
@@ -295,6 +330,8 @@ class Update:
     def skip(self, gradient: Gradient) -> None:
         """Take a step that changes nothing."""
         self._advance(gradient)
+        if self._outside is not None:
+            self._outside.skip()
         for parameter in self._versions.parameters(gradient.step):
             parameter.grad = None
 

@@ -34,9 +34,10 @@ from workers.model.saved import KeptModel, SavedModel, saved_model
 from workers.stage.beginning import Beginning
 from workers.stage.cut_folder import remove_cuts
 from workers.stage.evaluation import Measured
-from workers.stage.experts import whole_state
+from workers.stage.experts import state_bytes, whole_state
 from workers.stage.failure import end_reason_of, told
 from workers.stage.kept import to_chunks
+from workers.stage.outside import outside_of
 from workers.stage.parts import Parts, Share, build
 from workers.stage.regroups import Regroups, read_state
 from workers.stage.reporter import Reporter
@@ -158,10 +159,12 @@ class Worker:
         finally:
             session.inbox.close()
             if parts is not None:
-                parts.close()
+                parts.close(experts=self._doubtful is not parts)
             self._share.batches.close()
         number = self._regroups.wait(session)
         if session.goes_back:
+            if self._doubtful is not None:
+                self._doubtful.close_experts()
             self._kept, self._doubtful, self._judged = None, None, ()
         self._regroups.begin(
             *(self._session(number), self._kept, self._judged, self._trained or 0, self._line),
@@ -233,6 +236,8 @@ class Worker:
             if notice is not None and (kept.step + 1, self._line) == (topology.step, topology.line):
                 doubtful.executor.decide(notice)
                 self._keep(doubtful)
+        if doubtful is not None:
+            doubtful.close_experts()
         self._doubtful = None
 
     def _kept_for(self, topology: Topology) -> Beginning | None:
@@ -254,9 +259,8 @@ class Worker:
         saved = self._saved(reporter)
         # A disk that is full for a while ends nothing that trains already.
         if self._share.place.rank == 0 and not self._service.session.generation:
-            weights = self._share.graph.module.state_dict().values()
             # Beside each other for a while: the stages' parts, and the whole.
-            saved.require_room(2 * sum(weight.nbytes for weight in weights))
+            saved.require_room(2 * state_bytes(self._share.graph.module))
         diverged: DivergedError | None = None
         try:
             self._train(parts, reporter)
@@ -415,6 +419,8 @@ class Worker:
         """
         state = {**whole_state(self._share.graph.module, parts.group), **self._share.graph.uncalled}
         if self._share.place.rank == 0:
+            if (outside := outside_of(self._share.graph.module)) is not None:
+                state |= outside.weights()
             saved.write_stage(self._share.place.stage, state)
 
     def _evaluate(self, parts: Parts) -> dict[Split, Measured]:

@@ -193,3 +193,17 @@ def test_units_a_host_follow_from_the_nodes() -> None:
     found = make_offer(job(), [*here, node("c", 4, host="i")]).resources.types[0]
     assert (found.limit, found.units_per_host) == (8, 5)
     assert isinstance(found, ResourceType)
+
+
+def test_experts_out_of_memory_are_on_cores_alone() -> None:
+    spec = job()
+    spec.schedule.offered.types[1].device = "cuda"
+    spec.train.offload.memory = "2GB"
+    mixed = workload("a", kind="moe", types=("cpu", "t4"))
+    mixed.layers.extend(workload("b", types=("cpu", "t4")).layers)
+    found = of_job(mixed, spec, [])
+    assert [sorted(layer.cost) for layer in found.workload.layers] == [["cpu"], ["cpu", "t4"]]
+    assert found.workload.staleness == 0
+    assert "'a' run on CPU cores: train.offload" in found.notes[0]
+    spec.schedule.emulate.append("t4")  # which is a core here
+    assert sorted(of_job(mixed, spec, []).workload.layers[0].cost) == ["cpu", "t4"]

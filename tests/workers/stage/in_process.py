@@ -32,10 +32,13 @@ from workers.model.inputs import inputs_of
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import TracedModel
+from workers.offload.suited import rooms_of
 from workers.stage.beginning import beginning_of
 from workers.stage.cut_judge import CutFacts
 from workers.stage.executor import StageExecutor
 from workers.stage.layers import StageLayers
+from workers.stage.offloading import take_out
+from workers.stage.outside import built_in, folder_of, outside_of
 from workers.stage.parts import Parts, assemble
 from workers.stage.restoring import restore_best
 from workers.stage.rows import StageRows
@@ -275,6 +278,7 @@ class Pipeline:
         self._batches = Steps(steps)
         self._schedule = Schedule(len(steps), self._batches.samples, micro_batches)
         self._stop, self._loaded = threading.Event(), threading.Event()
+        self._folder = folder_of(job)
         self._inboxes = [[Inbox(self._stop) for _ in range(width)] for width in widths]
         self._boards = [[NoticeBoard(inbox.wake) for inbox in some] for some in self._inboxes]
         self._told = told
@@ -304,8 +308,11 @@ class Pipeline:
 
     def _graph(self, stage):
         first = self._cuts[stage - 1] + 1 if stage else 0
-        traced = TracedModel(self._build(), inputs_of(self._job.data))
+        with built_in(self._folder):
+            traced = TracedModel(self._build(), inputs_of(self._job.data))
         self._layers = [layer.name for layer in traced.layers]
+        if self._folder is not None:
+            self._rooms = rooms_of(self._job, traced.model)
         return traced.stage(first, self._cuts[stage])
 
     def _work(self, place, graph):
@@ -324,7 +331,8 @@ class Pipeline:
             except DivergedError as error:
                 worker.diverged = str(error)
             if self._restores:
-                share = SimpleNamespace(place=place, launch=self._launch(place.stage))
+                launch = self._launch(place.stage)
+                share = SimpleNamespace(place=place, launch=launch, folder=self._folder)
                 restore_best(share, worker.parts, self._where)
             self._between(worker)
             return worker
@@ -333,11 +341,17 @@ class Pipeline:
             raise
         finally:
             self._inboxes[place.stage][place.rank].close()
+            if (outside := outside_of(graph.module)) is not None:
+                outside.close()
 
     def _made(self, place, graph):
         stage, rank, staging = place.stage, place.rank, OnHost()
         launch = self._launch(stage)
-        beginning = beginning_of(launch, graph, self._job.train.staleness, place=launch.resume)
+        beginning = beginning_of(
+            *(launch, graph, self._job.train.staleness),
+            place=launch.resume,
+            folder=self._folder,
+        )
         if beginning.tables and stage == rank == 0:
             self.client.load(beginning.tables, rename=beginning.rename)
             self._loaded.set()
@@ -353,12 +367,19 @@ class Pipeline:
                 return None
             return Outbox(Peers(self._inboxes[other], rank), staging)
 
+        group = StageGroup(CPU, self._rings[stage][rank])
+        if self._folder is not None:
+            kept = beginning.state.optimizer if beginning.state is not None else {}
+            take_out(
+                *(self._job, graph.module, group, CPU, self._folder, self._rooms),
+                *(self._schedule.steps, beginning.step, beginning.applied, kept),
+            )
         parts = assemble(
             self._job,
             place,
             StageLayers(
                 graph,
-                StageGroup(CPU, self._rings[stage][rank]),
+                group,
                 CPU,
                 staging,
                 Precision.of(self._job.train.precision, CPU),
