@@ -21,6 +21,7 @@ import signal
 
 import fault
 from workers.offload.layout import view_of
+from workers.offload.packed import aligned
 from workers.offload.trained import TrainedExperts
 
 own = TrainedExperts.write
@@ -30,8 +31,9 @@ written, doomed = [], []
 def torn(self, layer, expert, extent):
     written.append(expert)
     if doomed and len(written) == 40:
-        half = view_of(extent)[: len(extent) // 2]
-        os.pwrite(self._file, bytes(half), self.layers[layer].at(expert))
+        half = aligned(len(extent))  # as a file needs it that is written past the page cache
+        half.zero_()[: len(half) // 2] = extent[: len(half) // 2]
+        os.pwrite(self._file, view_of(half), self.layers[layer].at(expert))
         os.kill(os.getpid(), signal.SIGKILL)
     own(self, layer, expert, extent)
 
