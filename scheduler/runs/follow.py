@@ -25,6 +25,7 @@ from scheduler.replanning.measure import Mark, Measurement, Windows
 from scheduler.runs.blame import Blame, Symptom, blame_of_failure, ending_of
 from scheduler.runs.calls import CallError, Channels, Interrupted, Stop, call
 from scheduler.runs.processes import Process
+from scheduler.runs.silence import SILENT_S, Silence
 from scheduler.state.endings import Ending, last_error
 from scheduler.state.nodes import Nodes
 
@@ -88,6 +89,7 @@ class Follower:
         self._lock = threading.Lock()
         self._reports: dict[tuple[int, int], ProgressReport] = {}
         self._windows = Windows(stages)
+        self._silence = Silence()
         self._trained: set[tuple[int, int]] = set()
         self._failures: dict[tuple[int, int], Failure] = {}
         self._seen: dict[str, float] = {}  # when each process was first seen ended
@@ -114,6 +116,7 @@ class Follower:
             if report.generation != self._generation:
                 return False
             self._reports[worker] = report
+            self._silence.hear(worker)
             if report.rank == 0 and report.phase == "train":
                 self._windows.add(report.stage, _mark(report))
             if report.phase == "paused" and worker == (0, 0) and self._paused is None:
@@ -148,6 +151,7 @@ class Follower:
             self._processes, self._generation, self._before = processes, generation, samples
             self._stages, self._last_stage = stages, stages - 1
             self._windows, self._paused = Windows(stages), None
+            self._silence.forget()
             for told in (self._trained, self._failures, self._cut_off, self._reports):
                 told.clear()
 
@@ -190,6 +194,7 @@ class Follower:
             with self._lock:
                 if self._done is not None:
                     return Outcome(report=self._done)
+            self._note_silence()
             if symptoms := self._symptoms({}):
                 outcome = self._replaceable(symptoms, stop)
                 if outcome is not None:
@@ -409,6 +414,13 @@ class Follower:
             reason=END_LOST_SHARD if process.standing else END_LOST_NODE,
             process=f"{kind} {node.node_id}",
         )
+
+    def _note_silence(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for worker in self._silence.look(self._trained):
+                text = f"it has told nothing for {SILENT_S:.0f} s: it stands still"
+                self._cut_off.setdefault(worker, Failure(now, text, END_CONNECTION_LOST))
 
     def _note_restarts(self, process: Process, count: int) -> None:
         if count > self._restarts.get(process.process_id, 0):

@@ -334,6 +334,27 @@ def test_the_node_of_a_stages_only_worker_dies_and_the_kernel_tells_of_it(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_only_worker_of_a_stage_that_stands_still_for_good(
+    service: Service, stage: int
+) -> None:
+    """Its connections live and it owes no sum: its reports are missed."""
+    spec = service.may_be_held(f"still-{stage}", **ALONE, **{"train.checkpoint.every": "4 steps"})
+    spec.retries = 1
+    name = service.submit(spec)
+    wait_until(lambda: service.get(name).step >= 9, "it trains", pause_s=0.01)
+    os.kill(service.pids(name)[f"stage {stage} worker 0"], signal.SIGSTOP)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    (recovery,) = status.recoveries
+    assert recovery.back
+    assert list(recovery.lost) == [f"stage {stage} worker 0"]
+    whole = service.submit(service.job(f"{name}-unfailed", **ALONE))
+    assert service.end(whole).end_reason == END_SUCCEEDED
+    assert service.digest(name) == service.digest(whole)
+
+
+@pytest.mark.exhaustive
 def test_back_again_and_again(service: Service, unfailed: str) -> None:
     spec = service.job("back-again", **{"train.checkpoint.every": "5 steps"})
     spec.retries = 4
