@@ -29,6 +29,7 @@ from workers.model.sharing import Sharing, check_ties, find_sharing, uncut_of
 from workers.model.sizes import REMADE, mark_sizes
 from workers.model.state import check_state
 from workers.model.tracer import Tracer
+from workers.moe.besides import state_besides
 from workers.moe.layer import MoE
 
 OWN = "own"  # of a stage's graph, what it shares with the model
@@ -280,8 +281,9 @@ class TracedModel:
 
     def _uncalled(self) -> dict[str, Tensor]:
         """State of modules that forward does not call."""
-        called = {id(t) for m in self._modules for t in m.state_dict(keep_vars=True).values()}
-        state = self.model.state_dict(keep_vars=True)
+        with state_besides():
+            called = {id(t) for m in self._modules for t in m.state_dict(keep_vars=True).values()}
+            state = self.model.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in state.items() if id(tensor) not in called}
 
     def _uses(self, node: fx.Node) -> Iterator[int]:

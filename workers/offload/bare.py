@@ -1,15 +1,11 @@
 """Layers without their experts, which are out of memory, and what is left of their state."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 from torch import nn
 
+from workers.moe.besides import is_besides
 from workers.moe.layer import MoE
-
-_besides: ContextVar[bool] = ContextVar("besides", default=False)
 
 
 def strip(layer: MoE, name: str) -> None:
@@ -21,7 +17,7 @@ def strip(layer: MoE, name: str) -> None:
             _empty(module)
 
     def refuse_state(*_: Any) -> None:
-        if _besides.get():
+        if is_besides():
             return
         raise RuntimeError(
             f"{name}: state_dict: its experts are out of memory; expected a model "
@@ -36,16 +32,6 @@ def strip(layer: MoE, name: str) -> None:
     hooks: Any = layer
     hooks.register_state_dict_pre_hook(refuse_state)
     hooks.register_load_state_dict_pre_hook(refuse_loading)
-
-
-@contextmanager
-def state_besides() -> Iterator[None]:
-    """Meanwhile `state_dict` gives what a model has besides experts that are out of memory."""
-    token = _besides.set(True)
-    try:
-        yield
-    finally:
-        _besides.reset(token)
 
 
 def _empty(expert: nn.Module) -> None:

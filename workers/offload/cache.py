@@ -84,6 +84,11 @@ class Cache(Store):
                     ready = []
                 self._count()
 
+    def close(self) -> None:
+        """See `Store`; the memory is given back, but for what others have views of."""
+        super().close()
+        self.memory, self._view = self.memory.new_empty(0, 0), memoryview(b"")
+
     def _count(self) -> None:
         self._stats.hits, self._stats.misses = self._residents.hits, self._residents.misses
 

@@ -54,7 +54,7 @@ from workers.profiling.steps import StepTimes, time_step
 from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of, tensors_in
 from workers.stage.layers import for_losses
 from workers.stage.offloading import take_all_out
-from workers.stage.outside import built_in, folder_of
+from workers.stage.outside import built_in, folder_of, outside_of
 
 WARMUP = 2
 REPEATS = (3, 15)  # least and most, within the time below
@@ -217,6 +217,8 @@ class Profiler:
             works, memories = self._inspect(timer, batches[0], rows)
             dense = sum(p.nbytes for own in timer.parameters for p in own)
             step = StepTimes()
+            if (outside := outside_of(self._traced.model)) is not None:
+                outside.close()
             if not self._runs:
                 timer.forget()
                 for weight in self._traced.model.parameters():  # those of the steps take its place

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from workers.links.all_reduce import StageGroup
 from workers.links.plain import PLAIN
+from workers.moe.besides import state_besides
 from workers.moe.group import ExpertGroup
 from workers.moe.layer import MoE
-from workers.offload.bare import state_besides
 from workers.stage.outside import outside_of
 
 _log = logging.getLogger("heterps.stage")

@@ -2,8 +2,10 @@
 
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
@@ -44,9 +46,20 @@ def to_chunks(kept: Beginning, size: int = 1 << 20) -> Iterator[bytes]:
     return chunks_of(tensors, size)
 
 
-def of_chunks(chunks: Iterable[bytes]) -> Beginning:
-    """What `to_chunks` made."""
-    file = os.memfd_create("state")  # which the tensors are mapped from
+def of_chunks(chunks: Iterable[bytes], folder: Path | None = None) -> Beginning:
+    """What `to_chunks` made.
+
+    Args:
+        folder: for a file without a name, in which it lies; None: it is in memory.
+
+    Raises:
+        OSError: there is no room.
+    """
+    if folder is None:
+        file = os.memfd_create("state")  # which the tensors are mapped from
+    else:
+        with tempfile.TemporaryFile(dir=folder) as named:
+            file = os.dup(named.fileno())
     try:
         with os.fdopen(os.dup(file), "wb") as stream:
             stream.writelines(chunks)

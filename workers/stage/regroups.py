@@ -8,6 +8,7 @@ what was kept, and tells all where to go on.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import grpc
 
@@ -128,10 +129,16 @@ class Regroups:
             self._changed.notify_all()
 
 
-def read_state(donor: str, request: ReadStateRequest, stopped: Callable[[], bool]) -> Beginning:
+def read_state(
+    donor: str, request: ReadStateRequest, stopped: Callable[[], bool], folder: Path | None
+) -> Beginning:
     """The training state that another worker of the stage has kept.
 
+    Args:
+        folder: for a file that it lies in; None: it is in memory.
+
     Raises:
+        OSError: there is no room for it.
         PeerLostError: it cannot be had.
         Stopped: `stopped` said so.
     """
@@ -144,6 +151,6 @@ def read_state(donor: str, request: ReadStateRequest, stopped: Callable[[], bool
 
     with connect(donor) as channel:
         try:
-            return of_chunks(chunks())
+            return of_chunks(chunks(), folder)
         except grpc.RpcError as error:
             raise PeerLostError(f"{donor}: its training state: {error}") from None

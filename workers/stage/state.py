@@ -15,9 +15,9 @@ from workers.model.cut import OPTIMIZER, WEIGHTS, UnfitCutError
 from workers.model.entry import ModelError
 from workers.model.state import load_state, single
 from workers.model.trace import StageGraph
+from workers.moe.besides import state_besides
 from workers.moe.gates import Bias
 from workers.moe.layer import MoE
-from workers.offload.bare import state_besides
 from workers.stage.experts import whole_optimizer, whole_state
 from workers.stage.outside import outside_of
 from workers.stage.update import Update

@@ -252,6 +252,7 @@ class Worker:
             topology.donors[self._share.place.stage],
             ReadStateRequest(generation=topology.generation, step=topology.step),
             lambda: self._service.session.inbox.stopped,
+            self._share.folder,
         )
 
     def _run(self, parts: Parts, reporter: Reporter) -> None:

@@ -33,7 +33,7 @@ import time
 
 import torch
 from torch import nn
-from heterps import SparseEmbedding
+from heterps import MoE, SparseEmbedding
 
 class Net(nn.Module):
     def __init__(self, width=256):
@@ -79,6 +79,12 @@ class Normed(Net):
     def __init__(self):
         super().__init__()
         self.small = nn.Sequential(nn.Linear(26, 8), nn.BatchNorm1d(8))
+
+
+class Mixed(Net):
+    def __init__(self):
+        super().__init__(8)
+        self.large = MoE(8, 4, 1024, k=1, shadow=False, seed=0)
 
 
 def late(scores, batch):
@@ -204,6 +210,36 @@ def test_a_model_that_is_only_looked_at_tells_its_layers_and_has_no_costs(
     ]
     assert found.layers[0].kind == "embedding"
     assert found.micro_batches == 3
+
+
+def test_experts_out_of_memory_are_measured_there(
+    request_file: Path, measured: Measured, tmp_path: Path
+) -> None:
+    """They are on the disk of types of cores, and of memory they have what the job says."""
+    request = ProfileRequest.FromString(request_file.read_bytes())
+    request.job.model.entry, request.job.train.staleness = "model.py:Mixed", 0
+    asked, disk = tmp_path / "request", tmp_path / "disk"
+    found = []
+    for memory in ("", "900kB"):  # one that updates, and one or two that stay
+        request.job.train.offload.memory, request.job.train.offload.path = memory, str(disk)
+        asked.write_bytes(request.SerializeToString())
+        found.append(measured(asked, "--type", "cpu", "--batch", "128")[0])
+    resident, outside = ({one.name: one for one in each.layers} for each in found)
+    assert resident.keys() == outside.keys()
+    weights = 4 * (8 * 1024 + 1024 * 8) * 4  # bytes of all experts'
+    mixed = outside["large"]
+    assert mixed.kind == "moe"
+    assert resident["large"].weight_bytes - mixed.weight_bytes == weights
+    assert mixed.weight_bytes < 1000, "its gate"
+    assert mixed.optimizer_bytes - 900_000 == pytest.approx(2 * mixed.weight_bytes, abs=100)
+    assert mixed.disk_bytes == pytest.approx(4 * weights, rel=0.1), "two of Adam's, and gradients"
+    assert mixed.cost.keys() == {"cpu"}
+    assert not mixed.cost["cpu"].estimated
+    assert mixed.cost["cpu"].compute_s > 0
+    assert all(not one.disk_bytes for one in resident.values())
+    assert all(not one.disk_bytes for name, one in outside.items() if name != "large")
+    assert all({*one.cost} == {"cpu", "h200"} for name, one in outside.items() if name != "large")
+    assert not [*disk.iterdir()]
 
 
 @pytest.mark.parametrize("entry", ["Net", "Shares"])

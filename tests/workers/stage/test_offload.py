@@ -2,11 +2,14 @@
 
 import errno
 import os
+import weakref
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,8 +24,10 @@ from workers.offload.layout import ExpertFileError, view_of
 from workers.offload.packed import aligned
 from workers.offload.policy import POLICIES
 from workers.offload.trained import TrainedExperts
+from workers.stage.beginning import Beginning
+from workers.stage.kept import of_chunks, to_chunks
 from workers.stage.outside import outside_of
-from workers.stage.state import capture
+from workers.stage.state import StageState, capture
 
 assert held_out  # a fixture
 PAGE = 4096  # bytes of an expert as small as these
@@ -255,3 +260,36 @@ def test_a_disk_without_room_is_told_before_the_first_step(tmp_path, monkeypatch
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="of experts are to be written there"):
         trained(case)
+
+
+def test_a_state_of_another_worker_lies_on_the_disk(tmp_path):
+    """It may be as large as what is out of memory; the file goes with it."""
+    kept = Beginning(3, state=StageState({"experts.w1": torch.rand(5, 1000)}, {}, {}, ()))
+    found = of_chunks(to_chunks(kept), tmp_path)
+    (weights,) = found.state.weights.values()
+    assert torch.equal(weights, kept.state.weights["experts.w1"])
+    assert not [*tmp_path.iterdir()]
+
+    def lines():
+        return Path("/proc/self/maps").read_text().count(str(tmp_path))
+
+    assert lines() == 1
+    del found, weights
+    assert lines() == 0
+
+
+def test_what_is_closed_has_no_memory_and_is_not_used_again(tmp_path):
+    case, stores = offloaded(two(), tmp_path), []
+
+    def look(worker):
+        if (outside := outside_of(worker.module)) is not None:
+            stores.append((outside, weakref.ref(outside._store.memory)))
+
+    trained(case, look)
+    assert stores
+    for outside, memory in stores:
+        assert memory() is None
+        outside.close()  # again
+        for use in (outside.state, outside.weights, outside.step_alone):
+            with pytest.raises(RuntimeError, match=r"was closed|broken off"):
+                use()
