@@ -48,6 +48,22 @@ def build(file, **arguments):
     return fault.mixed(file, **arguments)
 """
 
+# A worker of the stage behind is killed while it waits for the verdict, or one of the experts' own
+# stage between its part of a step's rows and their commit: as in `fault`, with experts.
+DOUBT = """
+import fault
+import torch
+
+
+def build(when, rank, file, **arguments):
+    with torch.random.fork_rng():
+        if when:
+            fault.build(when, rank, **arguments)
+        else:
+            fault.unjudged(rank, **arguments)
+    return fault.mixed(file, **arguments)
+"""
+
 
 def job(service: Service, name: str, **overrides: object) -> JobSpec:
     mixed = {"model.entry": "fault.py:mixed", "train.staleness": 0}
@@ -127,3 +143,32 @@ def test_a_worker_that_is_killed_while_it_writes_an_expert_leaves_nothing_behind
     assert (status.end_reason, status.step) == (END_SUCCEEDED, SHAPE.steps), status.reason
     assert len(status.recoveries) == 1
     assert service.digest("out-torn") == resident
+
+
+@pytest.mark.parametrize(
+    ("when", "rank"),
+    [
+        ("", 0),
+        ("after it is staged", 1),
+        pytest.param("", 1, marks=pytest.mark.exhaustive),
+        pytest.param("before they are committed", 0, marks=pytest.mark.exhaustive),
+        pytest.param("after they are committed", 0, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_step_in_doubt_is_made_by_experts_once_or_never(
+    service: Service, resident: str, when: str, rank: int
+) -> None:
+    """Its gradients are in the experts' extents already when the verdict is lost on the way."""
+    (service.directory / "doubt.py").write_text(DOUBT)
+    with (service.directory / ".heterpsignore").open("a") as file:
+        file.write("!doubt.py\n")
+    name = f"out-{when.replace(' ', '-') or 'unjudged'}-{rank}"
+    arguments = {"model.args.when": when, "model.args.rank": rank}
+    spec = offloaded(service, name, **{"model.entry": "doubt.py:build"}, **arguments)
+    status = service.end(service.submit(spec))
+    assert (status.end_reason, status.attempt) == (END_SUCCEEDED, 1), status.reason
+    (recovery,) = status.recoveries
+    assert not recovery.back
+    assert recovery.step in (6, 7)
+    assert list(recovery.lost) == [f"stage {0 if when else 1} worker {rank}"]
+    assert service.digest(name) == resident
