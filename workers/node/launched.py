@@ -38,6 +38,7 @@ class Entry:
     gpu: str = ""  # what a stage worker on a GPU sees
     launch_file: Path | None = None  # of a stage worker, which reads it again
     out_of_memory: bool = False
+    stopped_since: float | None = None  # time.monotonic(), where a signal has stopped it
 
     @property
     def holds_gpu(self) -> bool:

@@ -39,6 +39,7 @@ from workers.model.unfinished import Unfinished
 from workers.node.launched import HOME, Entry, Job, label_of
 from workers.node.oom import OomKills
 from workers.node.restart import RestartRule, shard_argv
+from workers.node.stopped import stands_still
 from workers.node.users import NoUserError, Users, give, own, passable
 
 _WATCH_S = 0.1
@@ -449,6 +450,9 @@ class Processes:
             return
         code = entry.child.poll()
         with log_scope(job=entry.request.job_id):
+            if code is None and stands_still(entry):
+                _log.warning("%s was stopped and not continued: it is killed", entry.label)
+                os.kill(entry.child.pid, signal.SIGKILL)
             if code is not None and not self._revive(job, entry, code):
                 killed = code == -signal.SIGKILL and not job.stopped
                 entry.out_of_memory = killed and self._oom_kills.lately()

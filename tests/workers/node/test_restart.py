@@ -4,6 +4,7 @@ import csv
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,7 @@ from ps import ParameterClient
 from tests.jobs import write_ratings
 from tests.pids import alive
 from tests.waiting import wait_until
+from workers.node import stopped
 from workers.node.processes import LaunchError, Processes
 from workers.node.restart import RestartRule
 
@@ -87,6 +89,29 @@ def test_a_killed_shard_returns_to_its_place_with_its_rows(
     assert processes.stop_job("job", 0, 5.0) == 1
     assert not alive(status.pid)
     assert not kept.exists()
+
+
+def test_a_shard_that_is_stopped_for_good_is_killed_and_returns_with_its_rows(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is stopped for a while stays as it is."""
+    monkeypatch.setattr(stopped, "STILL_S", 0.5)
+    reply = launch(processes)
+    with ParameterClient([reply.address], timeout_s=30) as client:
+        client.create_table(
+            "t", 2, optimizer="sgd", learning_rate=1.0, initializer="zeros", durability="log"
+        )
+        client.push("t", np.arange(50), -np.ones((50, 2), np.float32))
+        os.kill(reply.pid, signal.SIGSTOP)
+        wait_until(lambda: stopped.is_stopped(reply.pid))
+        time.sleep(0.3)
+        os.kill(reply.pid, signal.SIGCONT)
+        client.push("t", np.arange(50), -np.ones((50, 2), np.float32))
+        assert only(processes).pid == reply.pid
+        os.kill(reply.pid, signal.SIGSTOP)
+        np.testing.assert_array_equal(client.pull("t", np.arange(50)), np.full((50, 2), 2.0))
+    wait_until(lambda: only(processes).pid != reply.pid)
+    assert (only(processes).running, only(processes).restarts) == (True, 1)
 
 
 def test_there_is_a_limit(processes: Processes) -> None:
