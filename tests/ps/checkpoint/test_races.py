@@ -89,12 +89,13 @@ def _process(script: str, shards: LocalShards, place: Path) -> "Iterator[subproc
 
 
 class Saver(threading.Thread):
-    """Saves to one place, again and again, a number one higher each time."""
+    """Saves to one place, again and again, a number one higher each time; pauses between."""
 
-    def __init__(self, shards: LocalShards, place: Path) -> None:
+    def __init__(self, shards: LocalShards, place: Path, pause_s: float = 0.0) -> None:
         super().__init__(daemon=True)
         self.client = ParameterClient(shards.addresses)
         self.place = place
+        self.pause_s = pause_s
         self.ended = threading.Event()
         self.error: BaseException | None = None
         _make(self.client)
@@ -103,7 +104,7 @@ class Saver(threading.Thread):
 
     def run(self) -> None:
         try:
-            while not self.ended.is_set():
+            while not self.ended.wait(self.pause_s):
                 self.number += 1
                 self._save()
         except BaseException as error:
@@ -179,7 +180,7 @@ def test_a_shard_loads_the_save_that_was_named_and_no_other(
 
 @pytest.mark.exhaustive
 def test_shards_that_begin_with_a_save_begin_with_one(saving: LocalShards, tmp_path: Path) -> None:
-    with Saver(saving, tmp_path / "ck"):
+    with Saver(saving, tmp_path / "ck", pause_s=2.0):  # three processes start in one
         for _ in range(6):
             with (
                 LocalShards(3, directory=tmp_path / "ck") as begun,
