@@ -96,7 +96,7 @@ class Run(ABC):
 
 
 class HeterPS(Run):
-    """router_logits, route, gather_rows, grouped_ffn, gather_sum."""
+    """router_logits, route, routed_ffn."""
 
     def logits(self, x: Tensor) -> Tensor:
         return ops.router_logits(x, self.router) + self.problem.bias
@@ -112,9 +112,7 @@ class HeterPS(Run):
         else:
             routing = ops.route(logits.detach(), k)
             weights = logits.gather(1, routing.chosen.long()).softmax(dim=1)
-        rows = ops.gather_rows(x, routing)
-        rows = ops.grouped_ffn(rows, routing.offsets, *self.weights, "swiglu")
-        return ops.gather_sum(rows, routing, weights)
+        return ops.routed_ffn(x, routing, weights, *self.weights, "swiglu")
 
 
 class Native(HeterPS):

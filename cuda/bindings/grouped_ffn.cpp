@@ -1,20 +1,13 @@
 #include "heterps/grouped_ffn.h"
 
 #include "arrays.h"
+#include "ffn_shape.h"
 
 namespace heterps {
 namespace {
 
-Activation activation_of(int number) {
-  if (number < 0 || number > static_cast<int>(Activation::kSwiglu)) {
-    throw nb::value_error("activation: expected 0 to 3");
-  }
-  return static_cast<Activation>(number);
-}
-
 FfnShape shape_of(const Input& rows, const Input& w1, const Input& w2, int activation) {
-  return {size_of(rows, "rows", 0, 2), size_of(w1, "w1", 0, 3), size_of(rows, "rows", 1, 2),
-          size_of(w2, "w2", 1, 3), activation_of(activation)};
+  return ffn_shape_of(size_of(rows, "rows", 0, 2), size_of(rows, "rows", 1, 2), w1, w2, activation);
 }
 
 void check_inputs(const FfnShape& s, const Kind& kind, const Input& rows, const Input& offsets,
@@ -115,8 +108,8 @@ void forward_at(const Input& rows, const Input& offsets, const Input& places, co
 }
 
 void backward(const Input& grad, const Input& rows, const Input& offsets, const Output& pre,
-              const Input& w1, const Input& w2, int activation, const Output& act,
-              const Output& grad_pre, const std::optional<Output>& grad_rows,
+              const Input& w1, const Input& w2, int activation, const std::optional<Output>& act,
+              const std::optional<Output>& grad_pre, const std::optional<Output>& grad_rows,
               const std::optional<Output>& grad_w1, const std::optional<Output>& grad_w2,
               [[maybe_unused]] uintptr_t stream, int threads,
               const std::optional<Output>& workspace) {
@@ -125,8 +118,8 @@ void backward(const Input& grad, const Input& rows, const Input& offsets, const 
   check_inputs(s, kind, rows, offsets, w1, w2);
   check(grad, "grad", kind.rows, kind.device, {s.rows, s.dim});
   check(pre, "pre", kind.rows, kind.device, {s.rows, s.inner()});
-  check(act, "act", kind.rows, kind.device, {s.rows, s.hidden});
-  check(grad_pre, "grad_pre", kind.rows, kind.device, {s.rows, s.inner()});
+  if (act) check(*act, "act", kind.rows, kind.device, {s.rows, s.hidden});
+  if (grad_pre) check(*grad_pre, "grad_pre", kind.rows, kind.device, {s.rows, s.inner()});
   if (grad_rows) check(*grad_rows, "grad_rows", kind.rows, kind.device, {s.rows, s.dim});
   if (grad_w1.has_value() != grad_w2.has_value()) {
     throw nb::value_error("grad_w2: expected an array together with grad_w1");
@@ -136,12 +129,15 @@ void backward(const Input& grad, const Input& rows, const Input& offsets, const 
     check(*grad_w2, "grad_w2", kind.rows, kind.device, {s.groups, s.hidden, s.dim});
   }
   FfnArrays arrays{data<void>(rows), data<int64_t>(offsets), data<void>(w1), data<void>(w2),
-                   data<void>(pre),  data<void>(act),        nullptr};
+                   data<void>(pre),  data_or_null(act),      nullptr};
   arrays.workspace = scratch(workspace, s, kind);
-  const FfnGradients gradients{data<void>(grad), data<void>(grad_pre), data_or_null(grad_rows),
+  const FfnGradients gradients{data<void>(grad), data_or_null(grad_pre), data_or_null(grad_rows),
                                data_or_null(grad_w1), data_or_null(grad_w2)};
   if (kind.on_cuda) {
 #ifdef HETERPS_WITH_CUDA
+    if (!act || !grad_pre) {
+      throw nb::value_error("act, grad_pre: expected arrays for a CUDA device");
+    }
     nb::gil_scoped_release release;
     grouped_ffn_backward_cuda(s, kind.dtype, arrays, gradients, stream_of(stream));
 #endif
@@ -170,11 +166,11 @@ void bind_grouped_ffn(nb::module_& m) {
       "rows of a group with a negative place are not computed.");
   m.def("grouped_ffn_backward", &backward, "grad"_a.noconvert(), "rows"_a.noconvert(),
         "offsets"_a.noconvert(), "pre"_a.noconvert(), "w1"_a.noconvert(), "w2"_a.noconvert(),
-        "activation"_a, "act"_a.noconvert(), "grad_pre"_a.noconvert(),
+        "activation"_a, "act"_a.noconvert().none(), "grad_pre"_a.noconvert().none(),
         "grad_rows"_a.noconvert().none(), "grad_w1"_a.noconvert().none(),
         "grad_w2"_a.noconvert().none(), "stream"_a = 0, "threads"_a = 1,
         "workspace"_a.noconvert().none() = nb::none(),
-        "Gradients of grouped_ffn; act and grad_pre are scratch.");
+        "Gradients of grouped_ffn; act and grad_pre are scratch, on a CUDA device.");
 }
 
 }  // namespace heterps

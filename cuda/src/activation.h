@@ -64,7 +64,8 @@ inline double logistic(double x) { return 1.0 / (1.0 + exponential(-x)); }
 
 // out[h] = activate(pre) of `hidden` units; those of SwiGLU have their values `value` behind gates.
 template <typename P, typename S>
-inline void activate(Activation kind, int64_t hidden, const P* pre, int64_t value, S* out) {
+inline void activate(Activation kind, int64_t hidden, const P* __restrict pre, int64_t value,
+                     S* __restrict out) {
   switch (kind) {
     case Activation::kGelu:
       for (int64_t h = 0; h < hidden; ++h) {
@@ -95,8 +96,9 @@ inline void activate(Activation kind, int64_t hidden, const P* pre, int64_t valu
 
 // From the gradient of what activate() gives: the gradient of pre, and that output once more.
 template <typename P, typename S>
-inline void activate_backward(Activation kind, int64_t hidden, const P* pre, int64_t value,
-                              const S* grad, P* grad_pre, P* out) {
+inline void activate_backward(Activation kind, int64_t hidden, const P* __restrict pre,
+                              int64_t value, const S* __restrict grad, P* __restrict grad_pre,
+                              P* __restrict out) {
   switch (kind) {
     case Activation::kGelu:
       for (int64_t h = 0; h < hidden; ++h) {

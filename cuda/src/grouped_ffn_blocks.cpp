@@ -125,10 +125,6 @@ inline void product_transposed(bool few, int64_t m, int64_t n, int64_t depth, co
                 spare);
 }
 
-inline bool is_few(const FfnArrays& arrays, int64_t group) {
-  return arrays.offsets[group + 1] - arrays.offsets[group] <= kFew;
-}
-
 template <typename Tile, typename T>
 void backward_first(const FfnShape& shape, const FfnArrays& arrays, const FfnGradients& gradients,
                     const Block& block, const Columns& units, void* memory) {
@@ -138,9 +134,9 @@ void backward_first(const FfnShape& shape, const FfnArrays& arrays, const FfnGra
   const int64_t m = block.end - block.begin, n = units.to - units.from;
   S* sums = spare + multiply_scratch<Tile, S>(m);
   S* grad_act = sums + m * larger(dim, inner);
-  product_transposed<Tile>(
-      is_few(arrays, block.group), m, n, dim, in<T>(gradients.out) + block.begin * dim,
-      in<T>(arrays.w2) + (block.group * hidden + units.from) * dim, grad_act, n, sums, spare);
+  product_transposed<Tile>(block.rows <= kFew, m, n, dim, in<T>(gradients.out) + block.begin * dim,
+                           in<T>(arrays.w2) + (block.group * hidden + units.from) * dim, grad_act,
+                           n, sums, spare);
   for (int64_t i = 0; i < m; ++i) {
     const int64_t row = (block.begin + i) * inner + units.from;
     activate_backward(shape.activation, n, in<T>(arrays.pre) + row, hidden, grad_act + i * n,
@@ -155,7 +151,7 @@ void backward_second(const FfnShape& shape, const FfnArrays& arrays, const FfnGr
   using S = Sum<T>;
   S* spare = static_cast<S*>(memory);
   const int64_t dim = shape.dim, inner = shape.inner(), m = block.end - block.begin;
-  product_transposed<Tile>(is_few(arrays, block.group), m, columns.to - columns.from, inner,
+  product_transposed<Tile>(block.rows <= kFew, m, columns.to - columns.from, inner,
                            in<T>(gradients.pre) + block.begin * inner,
                            in<T>(arrays.w1) + (block.group * dim + columns.from) * inner,
                            static_cast<T*>(gradients.rows) + block.begin * dim + columns.from, dim,
@@ -163,21 +159,21 @@ void backward_second(const FfnShape& shape, const FfnArrays& arrays, const FfnGr
 }
 
 template <typename Tile, typename T>
-void weight_block(const FfnShape& shape, const FfnArrays& arrays, const FfnGradients& gradients,
-                  bool second, const Block& block, void* memory) {
+void weight_strip(const FfnShape& shape, const FfnArrays& arrays, const FfnGradients& gradients,
+                  const Strip& strip, void* memory) {
   using S = Sum<T>;
   S* spare = static_cast<S*>(memory);
   // The gradient [height, width] is left^T right; left is [rows, height] and right [rows, width].
-  const int64_t height = second ? shape.hidden : shape.dim;
-  const int64_t width = second ? shape.dim : shape.inner();
-  const T* left = in<T>(second ? arrays.act : arrays.rows);
-  const T* right = in<T>(second ? gradients.out : gradients.pre);
-  T* to = static_cast<T*>(second ? gradients.w2 : gradients.w1);
-  const int64_t m = block.end - block.begin, first = arrays.offsets[block.group];
-  product<Tile>(m, width, arrays.offsets[block.group + 1] - first,
-                Matrix<T>{left + first * height + block.begin, 1, height},
-                Matrix<T>{right + first * width, width, 1},
-                to + (block.group * height + block.begin) * width, width,
+  const int64_t height = strip.second ? shape.hidden : shape.dim;
+  const int64_t width = strip.second ? shape.dim : shape.inner();
+  const T* left = in<T>(strip.second ? arrays.act : arrays.rows);
+  const T* right = in<T>(strip.second ? gradients.out : gradients.pre);
+  T* to = static_cast<T*>(strip.second ? gradients.w2 : gradients.w1);
+  const int64_t m = strip.to - strip.from;
+  product<Tile>(m, width, strip.end - strip.begin,
+                Matrix<T>{left + strip.begin * height + strip.from, 1, height},
+                Matrix<T>{right + strip.begin * width, width, 1},
+                to + (strip.group * height + strip.from) * width, width,
                 spare + multiply_scratch<Tile, S>(m), spare);
 }
 
@@ -186,7 +182,7 @@ FfnBlocks blocks_for() {
   return {scratch_bytes<Tile, T>,  act_bytes<T>,
           first_step<Tile, T>,     second_step<Tile, T>,
           backward_first<Tile, T>, backward_second<Tile, T>,
-          weight_block<Tile, T>};
+          weight_strip<Tile, T>};
 }
 
 template <typename Tile>

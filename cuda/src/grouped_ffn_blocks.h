@@ -11,7 +11,18 @@ struct Block {
   int64_t group;
   int64_t begin;
   int64_t end;
+  int64_t rows;       // of the whole group
   int64_t next = -1;  // the group of the block after this one; -1: none
+};
+
+// Some rows of the gradient of one group's w1 or w2, and the rows that it is summed over.
+struct Strip {
+  int64_t group;
+  bool second;  // of w2
+  int64_t from;
+  int64_t to;
+  int64_t begin;
+  int64_t end;
 };
 
 // Some columns of what a product gives.
@@ -38,9 +49,8 @@ struct FfnBlocks {
   void (*backward_second)(const FfnShape& shape, const FfnArrays& arrays,
                           const FfnGradients& gradients, const Block& block, const Columns& columns,
                           void* spare);
-  // Rows block.begin .. block.end of the gradient of one group's w1 or w2.
   void (*weights)(const FfnShape& shape, const FfnArrays& arrays, const FfnGradients& gradients,
-                  bool second, const Block& block, void* spare);
+                  const Strip& strip, void* spare);
 };
 
 FfnBlocks ffn_blocks_portable(DType dtype);

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.cuda.emulate import build
 
-OPS = ["embedding", "gather", "grouped_ffn", "quantize", "route", "row_cache"]
+OPS = ["embedding", "gather", "grouped_ffn", "quantize", "route", "routed_ffn", "row_cache"]
 
 
 def _never(tensor: Tensor) -> bool:

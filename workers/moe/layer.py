@@ -198,15 +198,13 @@ class MoE(nn.Module):
             share = x_TD.shape[0] * self.k / self.num_experts
             routing = self.gate.limit(routing, math.ceil(self.capacity_factor * share))
         self._note(decision, sent, routing.order.shape[0])
-        rows_RD = ops.gather_rows(x_TD, routing)
-        if self.parallel is None:
-            rows_RD = self._run_experts(rows_RD, routing.offsets)
+        if self.parallel is None and self.outside is None and self.experts is None:
+            experts = self.w1, self.w2, self.activation
+            out_TD = ops.routed_ffn(x_TD, routing, decision.weights, *experts)
         else:
-            weights = self._weights() if self.parallel.shadow else []
-            rows_RD = self.parallel.run(
-                rows_RD, routing.counts, self._run_counted, self._run_one, weights
-            )
-        out_TD = ops.gather_sum(rows_RD, routing, decision.weights)
+            rows_RD = ops.gather_rows(x_TD, routing)
+            rows_RD = self._run_rows(rows_RD, routing)
+            out_TD = ops.gather_sum(rows_RD, routing, decision.weights)
         for output in self._run_shared(x_TD):
             out_TD = out_TD + output
         return out_TD
@@ -228,6 +226,13 @@ class MoE(nn.Module):
             )
         self._probability = decision.probability.detach()
         self._dropped = (sent - kept) / max(1, sent)
+
+    def _run_rows(self, rows_RD: Tensor, routing: ops.Routing) -> Tensor:
+        if self.parallel is None:
+            return self._run_experts(rows_RD, routing.offsets)
+        weights = self._weights() if self.parallel.shadow else []
+        counts = routing.counts
+        return self.parallel.run(rows_RD, counts, self._run_counted, self._run_one, weights)
 
     def _run_experts(self, rows_RD: Tensor, offsets: Tensor) -> Tensor:
         if self.outside is not None:

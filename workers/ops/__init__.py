@@ -6,6 +6,7 @@ from workers.ops.grouped_ffn import FfnAt, grouped_ffn, grouped_ffn_at
 from workers.ops.native import native_for
 from workers.ops.quantize import dequantize_rows, quantize_rows
 from workers.ops.route import Routing, group, route
+from workers.ops.routed_ffn import routed_ffn
 from workers.ops.router import router_logits
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "native_for",
     "quantize_rows",
     "route",
+    "routed_ffn",
     "router_logits",
 ]

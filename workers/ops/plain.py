@@ -26,6 +26,7 @@ def decompositions() -> dict[OpOverload, _Op]:
         ops.gather_rows.default: gather_rows_plainly,
         ops.gather_sum.default: gather_sum_plainly,
         ops.grouped_ffn.default: _grouped_ffn,
+        ops.routed_ffn.default: _routed_ffn,
     }
 
 
@@ -63,3 +64,20 @@ def _grouped_ffn(
         given = activate(rows @ w1[expert], activation) @ w2[expert]
         out = torch.where(own.unsqueeze(1), given, out)
     return out, rows.new_empty(0)
+
+
+def _routed_ffn(
+    x: Tensor,
+    weights: Tensor,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    activation: str,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    k = weights.shape[1]
+    rows = gather_rows_plainly(x, None, inverse, order, k)
+    rows, nothing = _grouped_ffn(rows, offsets, w1, w2, activation, keep)
+    return gather_sum_plainly(rows, weights, inverse, order, k), nothing, nothing.clone()

@@ -25,6 +25,15 @@ struct FfnShape {
   int64_t inner() const { return activation == Activation::kSwiglu ? 2 * hidden : hidden; }
 };
 
+// Where rows come from tokens: row r is x[order[r] / k], and the gradient of what it becomes is
+// w[order[r]] times that of the token.
+struct FfnTokens {
+  int64_t tokens;
+  int64_t k;
+  const int64_t* order;  // [rows], below tokens * k
+  const void* weights;   // [tokens, k], in the type of sums; of the backward alone
+};
+
 // All matrices are in C order; those that an op does not need may be null.
 struct FfnArrays {
   const void* rows;        // [rows, D]
@@ -32,24 +41,26 @@ struct FfnArrays {
   const void* w1;          // [groups, D, inner]
   const void* w2;          // [groups, H, D]
   void* pre;               // [rows, inner] before the activation; null, on a CPU: not kept
-  void* act;               // [rows, H] after it: scratch of the backward, on a GPU also of forward
+  void* act;               // [rows, H] after it: scratch, on a GPU
   void* out;               // [rows, D]
   // On a CPU, forward only: the matrices of group e begin places[e] * step bytes behind w1 and w2,
   // and rows of one with a negative place are left as they are. Null: groups lie side by side.
   const int64_t* places = nullptr;
   int64_t step = 0;
   void* workspace = nullptr;  // scratch on a GPU, see grouped_ffn_workspace; may be null
+  // On a CPU: `rows`, and the gradient of `out`, are [tokens, D]. Null: they are [rows, D].
+  const FfnTokens* tokens = nullptr;
 };
 
 struct FfnGradients {
   const void* out;  // [rows, D]
-  void* pre;        // [rows, inner] scratch
+  void* pre;        // [rows, inner] scratch, on a GPU
   void* rows;       // [rows, D], null: not wanted
   void* w1;         // [groups, D, inner], null together with w2: not wanted
   void* w2;         // [groups, H, D]
 };
 
-// Throws std::out_of_range unless offsets ascend from 0 to `rows`.
+// Throw std::out_of_range unless offsets ascend from 0 to `rows`, and for an `order` out of range.
 void grouped_ffn_cpu(const FfnShape& shape, DType dtype, const FfnArrays& arrays, int threads);
 void grouped_ffn_backward_cpu(const FfnShape& shape, DType dtype, const FfnArrays& arrays,
                               const FfnGradients& gradients, int threads);

@@ -5,7 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.ops import gather_rows, gather_sum, grouped_ffn, route, router_logits
+from workers.ops import (
+    gather_rows,
+    gather_sum,
+    grouped_ffn,
+    route,
+    routed_ffn,
+    router_logits,
+)
 from workers.ops.grouped_ffn import ACTIVATIONS
 from workers.ops.plain import decompositions
 
@@ -64,3 +71,8 @@ def test_what_experts_compute_is_the_same(activation, capacity, weighted):
     total = gather_sum(out, routing, weights)
     found = plainly("gather_sum", out, weights, routing.inverse, routing.order, k)
     torch.testing.assert_close(found, total)
+    if weights is not None:
+        total = routed_ffn(x, routing, weights, w1, w2, activation)
+        routed = routing.order, routing.inverse, routing.offsets
+        found, *_ = plainly("routed_ffn", x, weights, *routed, w1, w2, activation, False)
+        torch.testing.assert_close(found, total)
