@@ -17,6 +17,7 @@
 
 #include "heterps/half.h"
 #include "pack.h"
+#include "past_cache.h"
 
 namespace heterps {
 namespace {
@@ -57,9 +58,12 @@ struct Ahead {
   }
 };
 
-// c[Rows, 2 vectors] (+)= a[Rows, depth] * panel[depth, 2 vectors]; the last columns may be cut.
+// What becomes of a sum: it is written, added to what is there, or written past the cache.
+enum class Put { kWrite, kAdd, kPast };
+
+// c[Rows, 2 vectors] = a[Rows, depth] * panel[depth, 2 vectors]; the last columns may be cut.
 template <int Bytes, int Rows, bool ARowsAdjacent, bool Asks, typename S>
-inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, bool add, S* c,
+inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, Put put, S* c,
                  int64_t width, int64_t columns, Ahead& ahead) {
   using Loose = typename Vector<S, Bytes>::Loose;
   using Vec = typename Vector<S, Bytes>::Type;
@@ -78,6 +82,15 @@ inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, bool
       sums[i][1] += factor * right;
     }
   }
+  if (put == Put::kPast && columns >= 2 * kLanes) {
+#pragma GCC unroll 16
+    for (int i = 0; i < Rows; ++i, c += width) {
+      write_past_cache(c, sums[i][0]);
+      write_past_cache(c + kLanes, sums[i][1]);
+    }
+    return;
+  }
+  const bool add = put == Put::kAdd;
 #pragma GCC unroll 16
   for (int i = 0; i < Rows; ++i, c += width) {
     if (columns >= 2 * kLanes) {
@@ -96,31 +109,31 @@ inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, bool
 // A tile of `rows` rows, 1 to Rows.
 template <int Bytes, int Rows, bool Packed, bool Asks, typename S>
 inline void tile_of(int64_t rows, int64_t depth, const S* a, int64_t stride, const S* panel,
-                    bool add, S* c, int64_t width, int64_t columns, Ahead& ahead) {
+                    Put put, S* c, int64_t width, int64_t columns, Ahead& ahead) {
   if constexpr (Rows > 1) {
     if (rows < Rows) {
-      return tile_of<Bytes, Rows - 1, Packed, Asks>(rows, depth, a, stride, panel, add, c, width,
+      return tile_of<Bytes, Rows - 1, Packed, Asks>(rows, depth, a, stride, panel, put, c, width,
                                                     columns, ahead);
     }
   }
-  tile<Bytes, Rows, Packed, Asks>(depth, a, stride, panel, add, c, width, columns, ahead);
+  tile<Bytes, Rows, Packed, Asks>(depth, a, stride, panel, put, c, width, columns, ahead);
 }
 
 // All rows of a panel's columns, in tiles as even as they can be. Packed, the rows of a tile lie
 // side by side (see pack_rows), else `stride` apart.
 template <int Bytes, int Rows, bool Packed, typename S>
 void column_of_tiles(int64_t rows, int64_t depth, const S* a, int64_t stride, const S* panel,
-                     bool add, S* c, int64_t width, int64_t columns, Ahead& ahead) {
+                     Put put, S* c, int64_t width, int64_t columns, Ahead& ahead) {
   const int64_t step = Packed ? depth : stride;
   const int64_t tiles = (rows + Rows - 1) / Rows;
   int64_t i = 0;
   for (int64_t n = 0; n < tiles; ++n) {
     const int64_t end = Packed ? (rows < i + Rows ? rows : i + Rows) : rows * (n + 1) / tiles;
     if (ahead.rows > 0) {
-      tile_of<Bytes, Rows, Packed, true>(end - i, depth, a + i * step, stride, panel, add,
+      tile_of<Bytes, Rows, Packed, true>(end - i, depth, a + i * step, stride, panel, put,
                                          c + i * width, width, columns, ahead);
     } else {
-      tile_of<Bytes, Rows, Packed, false>(end - i, depth, a + i * step, stride, panel, add,
+      tile_of<Bytes, Rows, Packed, false>(end - i, depth, a + i * step, stride, panel, put,
                                           c + i * width, width, columns, ahead);
     }
     i = end;
@@ -271,10 +284,12 @@ struct After {
   int64_t columns = 0;
 };
 
-// c[m, n], rows `width` apart, = a[m, depth] * b[depth, n].
+// c[m, n], rows `width` apart, = a[m, depth] * b[depth, n]; `past` the cache where that can be, for
+// sums that nobody reads soon: then finish_past_cache() makes them others' to read.
 template <typename Tile, typename A, typename B, typename S>
 inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, const Matrix<B>& b,
-                     S* c, int64_t width, S* scratch, const After<B>& after = {}) {
+                     S* c, int64_t width, S* scratch, const After<B>& after = {},
+                     bool past = false) {
   constexpr int kRows = Tile::kRows;
   constexpr int kWide = 2 * Tile::kBytes / static_cast<int>(sizeof(S));
   if (depth == 0) {
@@ -293,6 +308,8 @@ inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, co
   S* panel = scratch;
   S* converted = scratch + kDepth * kWide;
   const bool adjacent = a.row == 1 && a.column != 1;
+  const bool lines = (reinterpret_cast<uintptr_t>(c) | (width * sizeof(S))) % Tile::kBytes == 0;
+  const Put first = past && lines && depth <= kDepth ? Put::kPast : Put::kWrite;
   for (int64_t k = 0; k < depth; k += kDepth) {
     const int64_t deep = depth - k < kDepth ? depth - k : kDepth;
     const S* left = converted;
@@ -329,11 +346,11 @@ inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, co
       const int64_t columns = n - j < kWide ? n - j : kWide;
       pack<Tile::kBytes, kWide>(deep, columns, part(k, j), panel);
       if (adjacent) {
-        column_of_tiles<Tile::kBytes, kRows, true>(m, deep, left, stride, panel, k > 0, c + j,
-                                                   width, columns, ahead);
+        column_of_tiles<Tile::kBytes, kRows, true>(
+            m, deep, left, stride, panel, k > 0 ? Put::kAdd : first, c + j, width, columns, ahead);
       } else {
-        column_of_tiles<Tile::kBytes, kRows, false>(m, deep, left, stride, panel, k > 0, c + j,
-                                                    width, columns, ahead);
+        column_of_tiles<Tile::kBytes, kRows, false>(
+            m, deep, left, stride, panel, k > 0 ? Put::kAdd : first, c + j, width, columns, ahead);
       }
     }
   }

@@ -20,6 +20,10 @@ namespace {
 constexpr int64_t kMostRows = 192;  // of a block: its hidden rows stay in the second cache
 constexpr int64_t kPieces = 8;      // for each thread, so that all end at about the same time
 constexpr int64_t kFewestColumns = 64;
+// Bytes from which what is given goes past the cache: rows are read soon, gradients of weights are
+// not.
+constexpr int64_t kMuchOfRows = int64_t{16} << 20;
+constexpr int64_t kMuchOfWeights = int64_t{4} << 20;
 constexpr int64_t kMostKept = int64_t{16} << 20;  // bytes of scratch that a thread keeps
 
 void check_offsets(const FfnShape& shape, const int64_t* offsets) {
@@ -32,7 +36,7 @@ void check_offsets(const FfnShape& shape, const int64_t* offsets) {
 }
 
 // Blocks of at most kMostRows, even in size inside a group; none of groups without a place.
-std::vector<Block> blocks_of(int64_t groups, const int64_t* offsets,
+std::vector<Block> blocks_of(int64_t groups, const int64_t* offsets, bool past,
                              const int64_t* places = nullptr) {
   std::vector<Block> blocks;
   for (int64_t e = 0; e < groups; ++e) {
@@ -40,7 +44,7 @@ std::vector<Block> blocks_of(int64_t groups, const int64_t* offsets,
     const int64_t begin = offsets[e], rows = offsets[e + 1] - begin;
     const int64_t parts = (rows + kMostRows - 1) / kMostRows;
     for (int64_t i = 0; i < parts; ++i) {
-      blocks.push_back({e, begin + rows * i / parts, begin + rows * (i + 1) / parts, rows});
+      blocks.push_back({e, begin + rows * i / parts, begin + rows * (i + 1) / parts, rows, past});
     }
   }
   for (size_t i = 0; i + 1 < blocks.size(); ++i) blocks[i].next = blocks[i + 1].group;
@@ -161,6 +165,11 @@ struct Work {
   // Bytes of so many rows of this width.
   int64_t size(int64_t rows, int64_t width) const { return rounded(rows * width * item); }
 
+  bool much_of_rows() const { return size(shape.rows, shape.dim) >= kMuchOfRows; }
+  bool much_of_weights() const {
+    return size(shape.groups * shape.dim, shape.inner()) >= kMuchOfWeights;
+  }
+
   template <typename Array>
   Array* at(Array* array, int64_t row, int64_t width) const {
     using Byte = std::conditional_t<std::is_const_v<Array>, const char, char>;
@@ -191,7 +200,7 @@ void forward_block(const Work& work, const FfnArrays& arrays, const Block& block
   own.pre = work.at(arrays.pre, block.begin, shape.inner());
   own.out = work.at(arrays.out, block.begin, shape.dim);
   void* spare = scratch.take(work.spare);
-  const Block all{block.group, 0, m, block.rows, block.next};
+  const Block all{block.group, 0, m, block.rows, block.past, block.next};
   work.kernels.first(shape, own, all, {0, shape.hidden}, act, spare);
   work.kernels.second(shape, own, all, {0, shape.dim}, act, spare);
 }
@@ -214,7 +223,7 @@ void backward_group(const Work& work, const FfnArrays& arrays, const FfnGradient
   of_own.out = work.rows_of(arrays.tokens, gradients.out, true, begin, end, scratch.take(gathered));
   of_own.rows = work.at(gradients.rows, begin, shape.dim);
   const int64_t offsets[] = {0, rows};
-  for (Block block : blocks_of(1, offsets)) {
+  for (Block block : blocks_of(1, offsets, work.much_of_rows())) {
     block.group = group;
     work.kernels.backward_first(shape, own, of_own, block, {0, shape.hidden}, spare);
     if (of_own.rows == nullptr) continue;
@@ -224,7 +233,8 @@ void backward_group(const Work& work, const FfnArrays& arrays, const FfnGradient
   for (const bool second : {true, false}) {
     const int64_t height = second ? shape.hidden : shape.dim;
     for (int64_t i = 0; i < height; i += kMostRows) {
-      const Strip strip{group, second, i, std::min(height, i + kMostRows), 0, rows};
+      const Strip strip{
+          group, second, i, std::min(height, i + kMostRows), 0, rows, work.much_of_weights()};
       work.kernels.weights(shape, own, of_own, strip, spare);
     }
   }
@@ -247,7 +257,8 @@ void grouped_ffn_cpu(const FfnShape& shape, DType dtype, const FfnArrays& arrays
   const FfnBlocks& kernels = work.kernels;
   ask_for_huge_pages(arrays.out, work.size(shape.rows, shape.dim));
   ask_for_huge_pages(arrays.pre, work.size(shape.rows, shape.inner()));
-  const std::vector<Block> blocks = blocks_of(shape.groups, arrays.offsets, arrays.places);
+  const std::vector<Block> blocks =
+      blocks_of(shape.groups, arrays.offsets, work.much_of_rows(), arrays.places);
   const int64_t count = static_cast<int64_t>(blocks.size());
   if (count >= kPieces * threads || threads == 1) {
     parallel_for(count, threads, [&](int64_t i) { forward_block(work, arrays, blocks[i]); });
@@ -300,7 +311,7 @@ void grouped_ffn_backward_cpu(const FfnShape& shape, DType dtype, const FfnArray
   FfnGradients of_own = gradients;
   of_own.pre = pre.get();
   of_own.out = work.rows_of(arrays.tokens, gradients.out, true, 0, shape.rows, out.get(), threads);
-  const std::vector<Block> blocks = blocks_of(shape.groups, arrays.offsets);
+  const std::vector<Block> blocks = blocks_of(shape.groups, arrays.offsets, work.much_of_rows());
   const int64_t count = static_cast<int64_t>(blocks.size());
   const std::vector<Piece> units = pieces_of(count, shape.hidden, threads);
   parallel_for(static_cast<int64_t>(units.size()), threads, [&](int64_t i) {
@@ -323,7 +334,7 @@ void grouped_ffn_backward_cpu(const FfnShape& shape, DType dtype, const FfnArray
       const int64_t height = second ? shape.hidden : shape.dim;
       for (int64_t i = 0; i < height; i += kMostRows) {
         strips.push_back({e, second, i, std::min(height, i + kMostRows), arrays.offsets[e],
-                          arrays.offsets[e + 1]});
+                          arrays.offsets[e + 1], work.much_of_weights()});
       }
     }
   }

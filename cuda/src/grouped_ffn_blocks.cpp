@@ -28,10 +28,11 @@ inline void convert(int64_t n, const From* from, To* to) {
 // to[m, n], rows `width` apart, = a b, by way of `sums` unless that is what is summed in.
 template <typename Tile, typename A, typename B, typename T, typename S>
 inline void product(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, const Matrix<B>& b,
-                    T* to, int64_t width, S* sums, S* spare, const After<B>& after = {}) {
+                    T* to, int64_t width, S* sums, S* spare, const After<B>& after = {},
+                    bool past = false) {
   if constexpr (std::is_same_v<T, S>) {
     (void)sums;
-    multiply<Tile>(m, n, depth, a, b, to, width, spare, after);
+    multiply<Tile>(m, n, depth, a, b, to, width, spare, after, past);
   } else {
     multiply<Tile>(m, n, depth, a, b, sums, n, spare, after);
     for (int64_t i = 0; i < m; ++i) convert(n, sums + i * n, to + i * width);
@@ -107,22 +108,24 @@ void second_step(const FfnShape& shape, const FfnArrays& arrays, const Block& bl
                 Matrix<T>{w2, dim, 1},
                 static_cast<T*>(arrays.out) + block.begin * dim + columns.from, dim,
                 spare + multiply_scratch<Tile, S>(m), spare,
-                After<T>{{next, inner, 1}, dim, next == nullptr ? 0 : inner});
+                After<T>{{next, inner, 1}, dim, next == nullptr ? 0 : inner}, block.past);
+  if (block.past) finish_past_cache();
 }
 
 // to[m, n], rows `width` apart, = a[m, depth] times the transpose of w[n, depth]; the same bits
 // however a group is cut into blocks.
 template <typename Tile, typename A, typename T, typename To, typename S>
 inline void product_transposed(bool few, int64_t m, int64_t n, int64_t depth, const A* a,
-                               const T* w, To* to, int64_t width, S* sums, S* spare) {
+                               const T* w, To* to, int64_t width, S* sums, S* spare,
+                               bool past = false) {
   if constexpr (std::is_same_v<A, S> && std::is_same_v<T, S> && std::is_same_v<To, S>) {
     if (few) {
       multiply_dots<Tile>(m, n, depth, a, depth, w, depth, to, width);
       return;
     }
   }
-  product<Tile>(m, n, depth, Matrix<A>{a, depth, 1}, Matrix<T>{w, 1, depth}, to, width, sums,
-                spare);
+  product<Tile>(m, n, depth, Matrix<A>{a, depth, 1}, Matrix<T>{w, 1, depth}, to, width, sums, spare,
+                {}, past);
 }
 
 template <typename Tile, typename T>
@@ -155,7 +158,8 @@ void backward_second(const FfnShape& shape, const FfnArrays& arrays, const FfnGr
                            in<T>(gradients.pre) + block.begin * inner,
                            in<T>(arrays.w1) + (block.group * dim + columns.from) * inner,
                            static_cast<T*>(gradients.rows) + block.begin * dim + columns.from, dim,
-                           spare + multiply_scratch<Tile, S>(m), spare);
+                           spare + multiply_scratch<Tile, S>(m), spare, block.past);
+  if (block.past) finish_past_cache();
 }
 
 template <typename Tile, typename T>
@@ -174,7 +178,8 @@ void weight_strip(const FfnShape& shape, const FfnArrays& arrays, const FfnGradi
                 Matrix<T>{left + strip.begin * height + strip.from, 1, height},
                 Matrix<T>{right + strip.begin * width, width, 1},
                 to + (strip.group * height + strip.from) * width, width,
-                spare + multiply_scratch<Tile, S>(m), spare);
+                spare + multiply_scratch<Tile, S>(m), spare, {}, strip.past);
+  if (strip.past) finish_past_cache();
 }
 
 template <typename Tile, typename T>

@@ -12,6 +12,7 @@ struct Block {
   int64_t begin;
   int64_t end;
   int64_t rows;       // of the whole group
+  bool past;          // what it gives goes past the cache, as there is much of it
   int64_t next = -1;  // the group of the block after this one; -1: none
 };
 
@@ -23,6 +24,7 @@ struct Strip {
   int64_t to;
   int64_t begin;
   int64_t end;
+  bool past;  // as of a block
 };
 
 // Some columns of what a product gives.

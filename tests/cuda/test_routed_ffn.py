@@ -190,6 +190,47 @@ def test_more_scratch_than_a_thread_keeps() -> None:
             assert all(map(torch.equal, mine, same))
 
 
+@pytest.mark.parametrize(("dim", "hidden"), [(256, 128), (250, 131)])
+def test_gradients_too_large_for_a_cache_are_those_of_experts_alone(dim: int, hidden: int) -> None:
+    inputs = case(400, 32, 2, 20, dim, hidden)  # w1 has 8 MiB, the first expert all tokens
+    x, routing, _, w1, w2 = inputs
+    for count in (1, 2):
+        with threads(count):
+            mine = results(ops.routed_ffn, inputs, "swiglu")
+            assert all(map(torch.equal, mine, results(separately, inputs, "swiglu")))
+    rows, grad = ops.gather_rows(x, routing), torch.randn(800, dim)
+    out = ops.grouped_ffn(rows, routing.offsets, w1, w2, "swiglu")
+    together = torch.autograd.grad(out, (w1, w2), grad)
+    bounds = routing.offsets.tolist()
+    for e in range(len(w1)):
+        part = slice(bounds[e], bounds[e + 1])
+        ends = torch.tensor([0, bounds[e + 1] - bounds[e]])
+        own = [w[e : e + 1].detach().requires_grad_() for w in (w1, w2)]
+        out = ops.grouped_ffn(rows[part].detach(), ends, *own, "swiglu")
+        alone = torch.autograd.grad(out, own, grad[part])
+        assert all(torch.equal(a[e], b[0]) for a, b in zip(together, alone, strict=True))
+
+
+@pytest.mark.parametrize("dim", [512, 500])
+def test_rows_too_many_for_a_cache_are_those_of_some(dim: int) -> None:
+    tokens, k = 4200, 2  # of which rows have 16 MiB
+    inputs = case(tokens, 16, k, 0, dim, 16)
+    x, routing, weights, w1, w2 = inputs
+    for count in (1, 2):
+        with threads(count):
+            mine = results(ops.routed_ffn, inputs, "swiglu")
+            assert all(map(torch.equal, mine, results(separately, inputs, "swiglu")))
+    some = ops.group(routing.chosen[:900], 16)
+    part = [t[:900].detach().requires_grad_() for t in (x, weights)]
+    out = ops.routed_ffn(part[0], some, part[1], w1, w2, "swiglu")
+    assert torch.equal(out, mine[0][:900])
+    generator = torch.Generator().manual_seed(0)
+    grad = torch.randn(tokens, dim, generator=generator, dtype=torch.float64).float()
+    of_some = torch.autograd.grad(out, part, grad[:900])
+    assert torch.equal(of_some[0], mine[1][:900])
+    assert torch.equal(of_some[1], mine[2][:900])
+
+
 @pytest.mark.parametrize("only", range(4))
 def test_gradients_of_some_inputs(only: int) -> None:
     inputs = case(40, 5, 2, 0)
