@@ -71,7 +71,7 @@ def missing() -> list[str]:
 def _run(
     place: Place, command: Sequence[str | Path], environment: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """What came of a command; the end of what it said where it failed."""
+    """What came of a command; its last line, and the end of what it said where it failed."""
     began = time.monotonic()
     try:
         done = subprocess.run(
@@ -90,7 +90,7 @@ def _run(
         failed, said = True, text.decode(errors="replace") if isinstance(text, bytes) else text
         said += f"\nended after {place.limit_s:.0f} s"
     result = {"status": "failed" if failed else "passed", "seconds": time.monotonic() - began}
-    return {**result, "says": said[-4000:] if failed else said.strip()[-400:]}
+    return {**result, "says": said[-4000:] if failed else said.strip().rpartition("\n")[2]}
 
 
 def _together(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
