@@ -28,9 +28,8 @@ from workers.links.joining import NEAR, reach, reply_of
 from workers.links.shared import LEAST_BYTES, Arena, Mapped, Slot
 from workers.links.writer import Writer
 
-FRAME, NOTICE, _ASK, _SHARED, _LEAVE = range(
-    5
-)  # shared: a frame whose payload lies in shared memory
+# Kinds of messages; _SHARED is a frame whose payload lies in shared memory.
+FRAME, NOTICE, _ASK, _SHARED, _LEAVE = range(5)
 _HEAD = struct.Struct("!BQ")  # kind, bytes that follow
 _ANSWER = struct.Struct("!II")  # status, bytes of an explanation that follow
 _SLOT = struct.Struct("!IQQQ")  # its number, where it begins, its bytes and those of the payload

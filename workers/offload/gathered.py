@@ -6,8 +6,7 @@ is noted, and an expert makes it when it next comes: a step costs no pass over t
 step that is skipped nothing is noted, so that its gradients count for nothing.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
@@ -16,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chassis.closing import Closing
 from workers.device.mapped import mapped
 from workers.learning.norms import norms, squared_of
+from workers.offload.arriving import ArrivingExperts
 from workers.offload.layout import LayerAt
 from workers.offload.source import Source
-from workers.offload.store import Stats
 from workers.offload.updates import Rule
 from workers.offload.write_back import ChangingCache
 
@@ -111,7 +109,7 @@ class Course:
         return self.before + len(self.applied)
 
 
-class GatheredExperts(Closing):
+class GatheredExperts(ArrivingExperts):
     """The experts of a stage's layers; until this is closed.
 
     Args:
@@ -133,21 +131,11 @@ class GatheredExperts(Closing):
         step: int,
         applied: int,
     ) -> None:
-        self._store, self._courses, self._folder = store, courses, folder
+        super().__init__(store, "train.offload: it")
+        self._courses, self._folder = courses, folder
         self.rooms = rooms
         self._step, self._applied = step, applied
         self.slots, self.lock = store.slots, RLock()
-        self.broken: BaseException | None = None
-
-    @property
-    def stats(self) -> Stats:
-        """Hits, misses, bytes and times so far."""
-        return self._store.stats
-
-    @property
-    def bytes_written(self) -> int:
-        """To the file, of experts that had changed."""
-        return self._store.written
 
     @property
     def weight_bytes(self) -> int:
@@ -168,31 +156,6 @@ class GatheredExperts(Closing):
     def names(self) -> list[str]:
         """Of the parameters that are here."""
         return [f"{course.at.name}.{key}" for course in self._courses for key in WEIGHTS]
-
-    def arrive(
-        self, layer: int, experts: Sequence[int]
-    ) -> Generator[tuple[int, dict[str, Tensor]], None, None]:
-        """Experts of a layer as they come, each with its tensors, as they are in this step.
-
-        Yields:
-            The expert and its tensors by name: views, until the next is asked for.
-        """
-        if self.broken is not None:
-            raise RuntimeError("train.offload: it was broken off") from self.broken
-        course = self._courses[layer]
-        try:
-            with closing(self._store.arrivals(layer, experts)) as arrivals:
-                for ready in arrivals:
-                    for e, place in ready.places.items():
-                        memory = ready.memory[place]
-                        tensors = {one.name: one.of(memory) for one in course.at.tensors}
-                        self._catch_up(layer, e, tensors)
-                        yield e, tensors
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # what was to be written, or read, may be nowhere else
-            self.broken = error
-            raise
 
     def require_stepped(self, layer: int) -> None:
         """Any forward may come: weights change with the step alone."""

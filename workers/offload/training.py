@@ -1,7 +1,6 @@
 """Experts that are trained out of memory: how far each is, and what it still has to be told."""
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chassis.closing import Closing
+from workers.offload.arriving import ArrivingExperts
 from workers.offload.layout import LayerAt, TensorAt
 from workers.offload.pack import write
 from workers.offload.source import Source
-from workers.offload.store import Stats
 from workers.offload.trained import STEPS
 from workers.offload.updates import Rule, options_of
 from workers.offload.write_back import ChangingCache
@@ -43,7 +41,7 @@ class Course:
         return self.before + len(self.options) - self.updated
 
 
-class Training(Closing):
+class Training(ArrivingExperts):
     """A model's experts out of memory while it is trained; until this is closed.
 
     Attributes:
@@ -52,50 +50,16 @@ class Training(Closing):
     """
 
     def __init__(self, store: ChangingCache, courses: list[Course], period: int) -> None:
-        self._store, self._courses, self._period = store, courses, period
+        super().__init__(store, f"{store.packed.path}: its training")
+        self._courses, self._period = courses, period
         self.path, self.slots = store.packed.path, store.slots
         self._steps = 0
-        self.broken: BaseException | None = None
         self._closed = False
-
-    @property
-    def stats(self) -> Stats:
-        """Hits, misses, bytes and times so far."""
-        return self._store.stats
-
-    @property
-    def bytes_written(self) -> int:
-        """To the file, of experts that had changed."""
-        return self._store.written
 
     @property
     def steps(self) -> int:
         """Of the optimizer, in which any expert was updated; of earlier sessions too."""
         return max(course.steps for course in self._courses)
-
-    def arrive(
-        self, layer: int, experts: Sequence[int]
-    ) -> Generator[tuple[int, dict[str, Tensor]], None, None]:
-        """Experts of a layer as they come, each with its tensors, as they are before this step.
-
-        Yields:
-            The expert and its tensors by name: views, until the next is asked for.
-        """
-        if self.broken is not None:
-            raise RuntimeError(f"{self.path}: its training was broken off") from self.broken
-        at = self._store.packed.layers[layer]
-        try:
-            with closing(self._store.arrivals(layer, experts)) as arrivals:
-                for ready in arrivals:
-                    for e, place in ready.places.items():
-                        tensors = {one.name: one.of(ready.memory[place]) for one in at.tensors}
-                        self._catch_up(layer, e, tensors)
-                        yield e, tensors
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # what was to be written, or read, may be nowhere else
-            self.broken = error
-            raise
 
     def begin_backward(self, layer: int) -> None:
         """Of a layer, whose experts may now be updated.
