@@ -36,6 +36,7 @@ class LayerCost(_message.Message):
     UNCERTAINTY_FIELD_NUMBER: _builtins.int
     FORWARD_SHARE_FIELD_NUMBER: _builtins.int
     DELAY_S_FIELD_NUMBER: _builtins.int
+    FIXED_S_FIELD_NUMBER: _builtins.int
     compute_s: _builtins.float
     sync_s: _builtins.float
     transfer_s: _builtins.float
@@ -50,6 +51,8 @@ class LayerCost(_message.Message):
     """of compute_s; 0: a third"""
     delay_s: _builtins.float
     """at the end of a step, after its sums, while nothing is busy"""
+    fixed_s: _builtins.float
+    """of a micro-batch, whatever its size: what smaller ones than the reference's do not save"""
     def __init__(
         self,
         *,
@@ -63,10 +66,11 @@ class LayerCost(_message.Message):
         uncertainty: _builtins.float = ...,
         forward_share: _builtins.float = ...,
         delay_s: _builtins.float = ...,
+        fixed_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "delay_s", b"delay_s", "estimated", b"estimated", "forward_share", b"forward_share", "memory_bytes", b"memory_bytes", "parallel_compute", b"parallel_compute", "parallel_sync", b"parallel_sync", "sync_s", b"sync_s", "transfer_s", b"transfer_s", "uncertainty", b"uncertainty"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "delay_s", b"delay_s", "estimated", b"estimated", "fixed_s", b"fixed_s", "forward_share", b"forward_share", "memory_bytes", b"memory_bytes", "parallel_compute", b"parallel_compute", "parallel_sync", b"parallel_sync", "sync_s", b"sync_s", "transfer_s", b"transfer_s", "uncertainty", b"uncertainty"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,6 +60,8 @@ from bench.pace.questions import (
 from bench.pace.sleeping import pace_of, write_job
 from bench.pages import RESULTS, machine, versions, write
 from heterps import Client, Cluster
+from ps import LocalShards
+from workers.profiling.crossing import time_crossing
 
 # Steps until a pipeline is steady and caches are warm; flushed steps are all alike.
 _WARM, _WARM_FLUSHED = 5, 2
@@ -89,7 +91,8 @@ def main() -> int:
         client = Client(cluster.address)
         executor = Executor() if arguments.examples else _executor(client, Path(folder))
         print(
-            f"the executor takes {executor.overhead:.1%} of a worker's time, "
+            f"the executor takes {executor.each_s * 1e3:.1f} ms of a micro-batch, "
+            f"{executor.handling_s * 1e3:.1f} ms for each stage beside its own, "
             f"{executor.step_s * 1e3:.1f} ms of each step, and {executor.end_s * 1e3:.1f} ms at "
             f"the end of one of {UNITS}",
             flush=True,
@@ -203,13 +206,15 @@ def _executor(client: Client, folder: Path) -> Executor:
         run = _alone(client, folder / f"alone-{parts}", alone, _EXECUTOR_S)
         taken.append(alone.batch / run["measured"])
     few, many = _ALONE
-    each_s = (taken[1] - taken[0]) / (many - few)
-    overhead = max(0.0, 1 - LEAST_S / each_s)
-    step_s = max(0.0, taken[0] - few * each_s) * (1 - overhead)
-    together = given([UNITS], LEAST_S / UNITS, UNITS, 0, size=_SAMPLES)
+    busy_s = max(LEAST_S, (taken[1] - taken[0]) / (many - few))
+    step_s = max(0.0, taken[0] - few * busy_s)
+    with LocalShards(1) as shards:
+        crossing = time_crossing(shards.addresses)
+    own = Executor(busy_s - LEAST_S, crossing.handling_s, crossing.seconds, step_s)
+    together = given([UNITS], LEAST_S / UNITS, UNITS, 0, replace(own, step_s=0.0), _SAMPLES)
     run = _alone(client, folder / "together", together, _EXECUTOR_S)
-    each_s = together.batch / run["measured"] * (1 - overhead)
-    return Executor(overhead, step_s, max(0.0, each_s - together.batch / run["promised"]))
+    late_s = together.batch / run["measured"] - together.batch / run["promised"]
+    return replace(own, end_s=max(0.0, late_s * (1 - together.overhead)))
 
 
 def _questions(arguments: argparse.Namespace, executor: Executor) -> Iterator[Question]:

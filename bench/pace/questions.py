@@ -30,13 +30,17 @@ class Executor:
     """What the executor takes besides its layers, measured here as a profile would.
 
     Args:
-        overhead: the share of a worker's time, with micro-batches of `LEAST_S`.
+        each_s: of a micro-batch, whatever its size.
+        handling_s: of a micro-batch more, in either worker of two stages; `crossing_s` is what it
+            takes to the next stage and back.
         step_s: what a step takes each worker besides, however few micro-batches it has of it.
         end_s: what the end of a step takes where one stage has all units: its gradient summed,
             judged and applied.
     """
 
-    overhead: float = 0.0
+    each_s: float = 0.0
+    handling_s: float = 0.0
+    crossing_s: float = 0.0
     step_s: float = 0.0
     end_s: float = 0.0
 
@@ -70,15 +74,25 @@ class Question:
     executor: Executor = _FREE
 
     @property
+    def reference(self) -> int:
+        """Samples of a micro-batch; where the planner chooses them, of those it begins with."""
+        return self.batch // (self.micro_batches or _MICRO_BATCHES)
+
+    @property
+    def overhead(self) -> float:
+        """The executor's share of a worker's time, did it have all layers, as in a profile."""
+        layers_s = self.reference * sum(min(by_type.values()) for by_type in self.seconds)
+        return self.executor.each_s / (self.executor.each_s + layers_s)
+
+    @property
     def workload(self) -> dict[str, Any]:
         """The content of a workload file."""
-        # Where the planner chooses the micro-batches, it begins with those of the reference batch.
-        reference = self.batch // (self.micro_batches or _MICRO_BATCHES)
+        reference = self.reference
         # A stage of some of the layers has as much of the units, or nearly.
         each = reference / self.batch / len(self.seconds)
         step_s = self.executor.step_s * each
         sync = {"sync_s": self.executor.end_s * each, "parallel_sync": 0.0, "transfer_s": 0.0}
-        layers = [
+        layers: list[dict[str, Any]] = [
             {
                 "name": f"layer{index}",
                 "kind": "dense",
@@ -94,11 +108,18 @@ class Question:
             }
             for index, by_type in enumerate(self.seconds)
         ]
+        for cost in layers[-1]["cost"].values():
+            cost["fixed_s"] = self.executor.each_s
         steps = {"batch": self.batch, "staleness": self.staleness}
         if self.micro_batches:
             steps["micro_batches"] = self.micro_batches
         head = {"name": self.name, "reference_batch": reference, "samples": 1e6}
-        return {**head, **steps, "overhead": self.executor.overhead, "layers": layers}
+        besides = {
+            "overhead": self.overhead,
+            "handling_s": self.executor.handling_s,
+            "crossing_s": self.executor.crossing_s,
+        }
+        return {**head, **steps, **besides, "layers": layers}
 
     @property
     def resources(self) -> dict[str, Any]:
@@ -129,7 +150,7 @@ class Question:
 
     def at_its_best(self) -> "Question":
         """With about the highest floor that a plan meets."""
-        left = 1 - self.executor.overhead
+        left = 1 - self.overhead
         low = left * self.decide().throughput
         high = left * UNITS / sum(min(by_type.values()) for by_type in self.seconds)
         for floor in np.geomspace(high, low, _FLOORS):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MOST = 2000  # rows of the profile; of more, the exported decision has all
 _PROFILE = (
-    *("layer", "kind", "type", ">compute", ">parallel", ">sync"),
+    *("layer", "kind", "type", ">compute", ">fixed", ">parallel", ">sync"),
     *(">transfer", ">parallel", ">delay", ">memory", "figures"),
 )
 
@@ -82,6 +82,7 @@ def _figures(cost: "LayerCost") -> tuple[str, ...]:
 
     return (
         milliseconds(cost.compute_s),
+        milliseconds(cost.fixed_s),
         f"{cost.parallel_compute:.0%}",
         milliseconds(cost.sync_s),
         milliseconds(cost.transfer_s),

@@ -163,7 +163,8 @@ class Decision:
     def model(self, workload: Workload, resources: Resources) -> CostModel:
         """The cost model of workload and resources under its demands, with cuts if it has some."""
         cut = any(a.type == b.type for a, b in pairwise(self.stages))
-        return self.demands.model(workload, resources, cut or None)
+        model = self.demands.model(workload, resources, cut or None)
+        return model.sized(self.plan.micro_batches) if self.plan.micro_batches else model
 
     @property
     def aim(self) -> float:

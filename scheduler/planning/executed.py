@@ -29,21 +29,26 @@ def executed(model: CostModel, plan: Plan, floor: float = 0.0) -> Plan:
         return plan
     codes, units = model.codes(plan), [stage.units for stage in plan.stages]
     runs = model.runs(codes)
-    best, rate = None, 0.0
+    best, rate, full = None, 0.0, 0.0
     filled = False
     for steps in _choices(model.steps):
         if filled and best is not None and steps.staleness != best.staleness:
             break
         if model.footprint.why_overfull(runs, units, steps):
             continue
-        reached = plan.throughput if steps.simulated else steady_rate(model, plan, steps)
-        if filled and reached < rate * (1 - TOLERANCE):
+        pace, reached = plan.throughput, plan.throughput
+        if not steps.simulated:
+            priced = model.sized(steps.micro_batches)
+            pace = 1 / priced.slowest_s(priced.runs(codes), units)
+            reached = steady_rate(priced, plan, steps)
+        # Smaller micro-batches may cost more themselves.
+        if filled and (pace < _FULL * full or reached < rate * (1 - TOLERANCE) * pace / full):
             continue  # of a size that does not go with the units; the next may
         if filled or reached > rate * (1 + TOLERANCE):
-            best, rate = steps, reached
+            best, rate, full = steps, reached, pace
         if filled:
             break
-        filled = rate >= _FULL * plan.throughput and rate >= min(floor, plan.throughput)
+        filled = rate >= _FULL * full and rate >= min(floor, full)
         if filled and sum(units) == 1:
             break
     found = plan
@@ -52,11 +57,11 @@ def executed(model: CostModel, plan: Plan, floor: float = 0.0) -> Plan:
         reason = plan.reason or model.footprint.why_overfull(runs, units, best)
         found = replace(plan, feasible=False, reason=reason)
     elif not best.simulated:
-        rate = min(rate, plan.throughput)
-        found = model.evaluate(codes, units, floor, rate)
+        priced, rate = model.sized(best.micro_batches), min(rate, plan.throughput)
+        found = priced.evaluate(codes, units, floor, rate)
         if not plan.feasible:
             reason = plan.reason
-            if found.sustained < floor and model.evaluate(codes, units, rate=rate).feasible:
+            if found.sustained < floor and priced.evaluate(codes, units, rate=rate).feasible:
                 most = rate_text(found.sustained, down=True)
                 reason = f"reaches at most {most} samples/s, the floor is {rate_text(floor)}"
             found = replace(found, feasible=False, reason=reason)
@@ -88,8 +93,7 @@ def steady_rate(model: CostModel, plan: Plan, steps: Steps) -> float:
     """Samples/s of a plan by simulation, once the pipeline is as full as it gets."""
     runs = model.runs(model.codes(plan))
     units = [stage.units for stage in plan.stages]
-    slowest = max(stage.busy_s for stage in plan.stages)
-    return steps.batch / model.step_s(runs, units, steps, slowest)
+    return steps.batch / model.step_s(runs, units, steps, model.slowest_s(runs, units))
 
 
 def fills(model: CostModel, plan: Plan) -> bool:

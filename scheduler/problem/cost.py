@@ -5,15 +5,17 @@ With k units its times per sample are
     CT(k) = sum of compute_s * (1 - a + a / k) / B0,
     DT(k) = sum of sync_s * (1 - b + b / k) / B0, plus the same of the last layer's transfer_s
             unless the stage is the final one,
-and ET = max(CT, DT). Each of CT and DT has the form serial + parallel / k, and that is how they
-are held here. What passes at the end of a step while nothing is busy, delay_s, is part of no ET,
-only of a step's simulated time. Throughput is the least 1 / ET; the parameter server adds
+and ET = max(CT, DT). In micro-batches of a share x < 1 of the reference batch a layer's compute_s
+has (1 / x - 1) * fixed_s more. Each of CT and DT has the form serial + parallel / k, and that is
+how they are held here. What passes at the end of a step while nothing is busy, delay_s, is part of
+no ET, only of a step's simulated time. Throughput is the least 1 / ET; the parameter server adds
 ceil(throughput * ps_core_s / C) units of its type, of C cores each. Interruptions make all of it
 take longer (see `scheduler.problem.interruptions`).
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -158,10 +160,12 @@ class CostModel:
         self.allowed = np.zeros(shape, dtype=bool)
         compute, sync, transfer, a, b, self.memory = (np.zeros(shape) for _ in range(6))
         self.forward_share, self.delay = np.full(shape, 1 / 3), np.zeros(shape)
+        fixed = np.zeros(shape)
         for row, layer in enumerate(workload.layers):
             for name, cost in layer.cost.items():
                 at = row, self.types.index(name)
                 self.allowed[at] = True
+                fixed[at] = cost.fixed_s
                 compute[at], sync[at], transfer[at] = cost.compute_s, cost.sync_s, cost.transfer_s
                 a[at], b[at] = cost.parallel_compute, cost.parallel_sync
                 self.memory[at] = cost.memory_bytes
@@ -169,7 +173,8 @@ class CostModel:
                 self.delay[at] = cost.delay_s / workload.reference_batch
         self.allowed &= fits_disks(workload, resources)
         batch = workload.reference_batch
-        self.compute_serial, self.compute_parallel = compute * (1 - a) / batch, compute * a / batch
+        self._computing = compute, fixed, a
+        self.compute_serial, self.compute_parallel = self._compute(self.steps.micro_batches)
         self.sync_serial, self.sync_parallel = sync * (1 - b) / batch, sync * b / batch
         self.transfer_serial = transfer * (1 - b) / batch
         self.transfer_parallel = transfer * b / batch
@@ -182,6 +187,23 @@ class CostModel:
         self._exclude(exclude)
         self._pin(pin)
         self._join()
+
+    def _compute(self, micro_batches: int) -> tuple[Floats, Floats]:
+        """Serial and parallel seconds a sample in so many micro-batches a step, each [L, T]."""
+        compute, fixed, a = self._computing
+        batch = self.workload.reference_batch
+        if self.steps.staleness is not None:  # else nothing is said of micro-batches
+            compute = compute + fixed * max(0.0, batch * micro_batches / self.steps.batch - 1)
+        return compute * (1 - a) / batch, compute * a / batch
+
+    def sized(self, micro_batches: int) -> "CostModel":
+        """The same, with what layers take in so many micro-batches a step."""
+        if not self._computing[1].any():
+            return self
+        other = copy(self)
+        other.__dict__.pop("native", None)
+        other.compute_serial, other.compute_parallel = self._compute(micro_batches)
+        return other
 
     def _between_hosts(self) -> Floats:
         """Seconds a sample that what a stage passes on takes between hosts, there and back, [L, T].
@@ -415,6 +437,10 @@ class CostModel:
         """Seconds of a micro-batch that its worker is busy for the stages beside its own."""
         beside = (run.first > 0) + (run.last < self.num_layers - 1)
         return float(self.handling[run.type]) * beside
+
+    def slowest_s(self, runs: Sequence[Run], units: Sequence[int]) -> float:
+        """Seconds a sample of the slowest stage: max ET."""
+        return max(max(r.compute_s(k), r.transfer_s(k)) for r, k in zip(runs, units, strict=True))
 
     def step_s(
         self, runs: Sequence[Run], units: Sequence[int], steps: Steps, slowest: float

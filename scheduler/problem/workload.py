@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ class LayerCost:
     `uncertainty` is the standard deviation of ln(compute_s + sync_s), which is the relative one
     where it is small; 0 where it is not known. `forward_share` is the forward's part of
     `compute_s`, the rest being the backward's; 0 stands for a third. `delay_s` passes at the end of
-    a step after its sums, whatever the number of units, while nothing is busy.
+    a step after its sums, whatever the number of units, while nothing is busy. `fixed_s` is what a
+    micro-batch takes whatever its size: one of a share x < 1 of the reference batch computes for
+    x * compute_s + (1 - x) * fixed_s.
     """
 
     compute_s: float
@@ -39,6 +41,11 @@ class LayerCost:
     uncertainty: float = 0.0
     forward_share: float = field(default=0.0, metadata=OPTIONAL)
     delay_s: float = field(default=0.0, metadata=OPTIONAL)
+    fixed_s: float = field(default=0.0, metadata=OPTIONAL)
+
+    def slower(self, times: float) -> "LayerCost":
+        """The same where it computes for `times` as long."""
+        return replace(self, compute_s=self.compute_s * times, fixed_s=self.fixed_s * times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +327,7 @@ def _parse_cost(value: object, path: str, source: str) -> LayerCost:
         uncertainty=fields.number("uncertainty", default=0.0),
         forward_share=fields.number("forward_share", default=0.0, high=1.0),
         delay_s=fields.number("delay_s", default=0.0),
+        fixed_s=fields.number("fixed_s", default=0.0),
     )
 
 

@@ -108,7 +108,7 @@ def calibrate(
             if number in ran or cost is None:
                 continue
             factor = max(inherited.get(kind, 1.0) if cost.estimated else 1.0, slower.get(kind, 0.0))
-            costs[kind] = replace(cost, compute_s=cost.compute_s * factor)
+            costs[kind] = cost.slower(factor)
     updated = tuple(
         replace(layer, cost=costs) for layer, costs in zip(workload.layers, layers, strict=True)
     )
@@ -145,18 +145,14 @@ def _scale(layers: list[dict[str, LayerCost]], stage: PlanStage, ratio: StageRat
     measured = (ratio.communication if communicates else ratio.compute) is not None
     for number in _rows(stage):
         cost = layers[number][stage.type]
-        compute_s, sync_s, transfer_s = cost.compute_s, cost.sync_s, cost.transfer_s
-        delay_s = cost.delay_s
-        if ratio.compute is not None:
-            compute_s *= ratio.compute
+        sync_s, transfer_s, delay_s = cost.sync_s, cost.transfer_s, cost.delay_s
         if ratio.communication is not None:
             sync_s *= ratio.communication
             delay_s *= ratio.communication
             if number == stage.last < len(layers) - 1:
                 transfer_s *= ratio.communication
         layers[number][stage.type] = replace(
-            cost,
-            compute_s=compute_s,
+            cost if ratio.compute is None else cost.slower(ratio.compute),
             sync_s=sync_s,
             transfer_s=transfer_s,
             delay_s=delay_s,

@@ -77,6 +77,7 @@ def problems(draw: st.DrawFn, layers: int = 4, limit: int = 5) -> tuple[CostMode
                     "parallel_sync": draw(fraction),
                     "memory_bytes": draw(st.sampled_from([0.0, 40.0, 60.0])),
                     "delay_s": draw(st.sampled_from([0.0, 0.0, 0.3])),
+                    "fixed_s": draw(st.sampled_from([0.0, 0.0, 0.2])),
                 }
                 for name in sorted(able)
             }

@@ -143,6 +143,7 @@ def estimate(
         uncertainty=uncertainty,
         forward_share=here.forward_share,
         delay_s=here.delay_s,
+        fixed_s=here.fixed_s,  # most of it is calls, which their host makes
     )
 
 

@@ -176,6 +176,7 @@ class Profiler:
             check_smallest(on_host.model, self._batches.samples(last) // self._fixed)
         size = min(batch or (fixed_size(step, self._fixed) if self._fixed else 0), step)
         self._sizes = _Sizes(step, size, min(step, max(size, MAX_SAMPLES)))
+        self._fixed_s = np.zeros(len(self._traced.layers))
         if folder is not None and self._device.type == "cpu":
             take_all_out(self._job, self._traced.model, folder)
 
@@ -250,7 +251,9 @@ class Profiler:
         with_rows = [cost for cost, graph in zip(costs, timer.graphs, strict=True) if graph.lookups]
         self._tell_delay(with_rows, step.rows_s)
         handled_s = sum(self._beside(work.handling.seconds) for work in works)
-        overhead = self._overhead(costs, step.seconds, handled_s)
+        overhead, besides_s = self._overhead(costs, step.seconds, handled_s)
+        if not self._fixed:  # of each micro-batch once, whatever its size
+            costs[-1].fixed_s += besides_s
         workload = self._workload(costs, works, memories, ps_core_s, uncertainty, overhead)
         workload.crossing_s, workload.handling_s = crossing.seconds, crossing.handling_s
         return workload
@@ -277,8 +280,9 @@ class Profiler:
         """Settle the micro-batch where the job leaves it open."""
         if not self._sizes.micro_batch:
             most = self._sizes.rows
-            size = smallest_worth_having(timer, batches, most, self._log)
-            self._sizes = replace(self._sizes, micro_batch=size)
+            worth = smallest_worth_having(timer, batches, most, self._log)
+            self._sizes = replace(self._sizes, micro_batch=worth.samples)
+            self._fixed_s = worth.fixed_s
         said = "the job's" if self._fixed else "the smallest worth having"
         self._log(f"micro-batches of {self._sizes.micro_batch} samples, {said}")
 
@@ -373,8 +377,12 @@ class Profiler:
             cost.compute_s *= step_s / compute_s
         self._log(f"layers one by one take {compute_s / step_s - 1:.0%} more than in a step")
 
-    def _overhead(self, costs: list[LayerCost], step_s: float, handled_s: float) -> float:
-        """The share of a step's time on one core that the costs of its layers do not tell.
+    def _overhead(
+        self, costs: list[LayerCost], step_s: float, handled_s: float
+    ) -> tuple[float, float]:
+        """What of a step on one core the costs of its layers do not tell: a share, and seconds.
+
+        The seconds are of a micro-batch.
 
         Args:
             handled_s: of a micro-batch, what another core did meanwhile.
@@ -386,7 +394,7 @@ class Profiler:
         together = self._job.train.staleness + 1
         told_s = max(compute_s, sync_s, whole_s / together) / self._sizes.of_step
         if not step_s:
-            return 0.0
+            return 0.0, 0.0
         step_s += handled_s / self._sizes.of_step
         overhead = max(0.0, 1 - told_s / step_s)
         each = (step_s - told_s) * self._sizes.of_step
@@ -394,7 +402,7 @@ class Profiler:
             f"a step takes {step_s * 1e3:.2f} ms, its layers {told_s * 1e3:.2f} ms: "
             f"{each * 1e3:+.2f} ms a micro-batch, {overhead:.1%} besides"
         )
-        return overhead
+        return overhead, max(0.0, each)
 
     def _server_seconds(
         self, timer: LayerTimer, batches: list[dict[str, Tensor]], rows: ShardRows
@@ -471,6 +479,7 @@ class Profiler:
             memory_bytes=memory.total,
             uncertainty=combined([computing, syncing]).deviation,
             forward_share=forward / (forward + backward) if forward + backward > 0 else 0.0,
+            fixed_s=self._fixed_s[index],
         )
 
     def _moving(self, index: int, taken: _Taken) -> Scaling:

@@ -18,6 +18,7 @@ from scheduler.problem.provision import provision
 from scheduler.problem.steps import Steps, in_flight
 from scheduler.problem.workload import Resources, Workload
 from tests.scheduler.instances import EXAMPLE, cost, every_plan, problems, resources, workload
+from tests.scheduler.ticks import ticks
 
 
 def _stepped(
@@ -165,6 +166,55 @@ def test_the_ends_of_steps_find_slack() -> None:
     )
     assert [stage.units for stage in found.stages] == [12]
     assert found.plan.micro_batches == 12
+
+
+_HALVES = [{"cpu": cost(300.0, fixed_s=60.0)}, {"t4": cost(300.0, fixed_s=60.0)}]  # of 96 samples
+
+
+def _halves_by_ticks(parts: int, staleness: int) -> float:
+    """Seconds a step in two stages of a worker each, once the pipeline is as full as it gets."""
+    whole = 60.0 + (300.0 - 60.0) / parts
+    forward = round(whole)  # tripled, so that thirds are whole
+    stages = [(1, forward, 2 * forward, 0, 0)] * 2
+    steps = 12 * (staleness + 1)
+    made = ticks(stages, parts, staleness, steps)
+    return (made[-1] - made[steps // 2 - 1]) / (steps - steps // 2) / 3
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_small_micro_batches_are_priced_by_what_they_take(staleness: int) -> None:
+    """A fifth of a layer's time is of a micro-batch of any size: many fill a pipeline, and cost
+    more than that is worth."""
+    offer = resources(cpu=(1.0, 1), t4=(1.0, 1))
+    work = workload(*_HALVES, ps_type="", batch=96, staleness=staleness, reference_batch=96)
+    takes = {parts: _halves_by_ticks(parts, staleness) for parts in (1, 2, 3, 4, 6, 8, 12, 16)}
+    free = plan(work, offer, method="exact")
+    assert 96 / free.throughput == pytest.approx(takes[free.plan.micro_batches], rel=1e-6)
+    assert takes[free.plan.micro_batches] <= min(takes.values()) * 1.02
+    for parts, seconds in takes.items():
+        fixed = plan(work | {"micro_batches": parts}, offer, method="exact")
+        assert 96 / fixed.throughput == pytest.approx(seconds, rel=1e-6)
+
+
+def test_larger_micro_batches_than_the_reference_are_not_cheaper() -> None:
+    offer, batch = resources(cpu=(1.0, 1)), 400
+    rows = {"cpu": cost(1.0, fixed_s=0.5)}
+    work = workload(rows, ps_type="", batch=batch, micro_batches=1, staleness=0)
+    assert plan(work, offer).throughput == pytest.approx(100.0)
+
+
+def test_a_running_plan_is_priced_at_its_own_micro_batches() -> None:
+    offer = resources(cpu=(1.0, 1), t4=(1.0, 1))
+    work = workload(*_HALVES, ps_type="", batch=96, staleness=1, reference_batch=96)
+    found = plan(work, offer, method="exact")
+    assert found.workload is not None
+    assert found.resources is not None
+    model = found.model(found.workload, found.resources)
+    units = [stage.units for stage in found.stages]
+    again = model.evaluate(model.codes(found.plan), units)
+    assert [s.compute_s for s in again.stages] == [s.compute_s for s in found.stages]
+    parts = found.plan.micro_batches
+    assert found.stages[0].compute_s == pytest.approx((240.0 + 60.0 * parts) / 96)
 
 
 def test_few_micro_batches_want_few_units() -> None:

@@ -355,6 +355,22 @@ def test_where_the_job_leaves_micro_batches_open_the_smallest_worth_having_is_me
     assert f"in micro-batches of {workload.reference_batch}" in log  # it was tried
 
 
+def test_what_a_micro_batch_of_any_size_takes_is_told_of_each_layer(
+    request_file: Path, measured: Measured
+) -> None:
+    """The last layer's loss sleeps for 10 ms, of one sample as of all."""
+    request = ProfileRequest.FromString(request_file.read_bytes())
+    request.job.model.loss = "model.py:late"
+    file = request_file.with_name("request-late")
+    file.write_bytes(request.SerializeToString())
+    workload, _ = measured(file, "--type", "cpu")
+    *before, last = (layer.cost["cpu"] for layer in workload.layers)
+    assert 0.009 <= last.fixed_s <= 0.05
+    assert sum(cost.fixed_s for cost in before) < last.fixed_s
+    assert all(0 <= cost.fixed_s <= 2 * cost.compute_s for cost in before)
+    assert workload.layers[-1].cost["h200"].fixed_s == last.fixed_s
+
+
 def test_what_computes_linear_layers_is_chosen_once_and_timed_as_it_will_run(
     request_file: Path, measured: Measured, alone: Workload, tmp_path: Path
 ) -> None:
