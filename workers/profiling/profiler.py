@@ -12,14 +12,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -41,17 +40,18 @@ from workers.model.whole import check_smallest
 from workers.offload.suited import check_suited
 from workers.ops.linear import Routes, Shape, of_type, route
 from workers.profiling import datasheet, linear
+from workers.profiling.against_steps import besides, drop_waits, tell_delay
 from workers.profiling.catalogue import computes_in_bf16, with_data_sheet
+from workers.profiling.costs import Sizes, Taken, Timings, handling, layer_cost, slowdown_of
 from workers.profiling.crossing import time_crossing
 from workers.profiling.look import shares_of
 from workers.profiling.memory import LayerBytes, layer_bytes, runs_within, weights_of
 from workers.profiling.peers import Peers
 from workers.profiling.reading import micro_batches, time_reading
 from workers.profiling.rows import ShardRows
-from workers.profiling.scaling import Scaling, combined, fit_scaling
 from workers.profiling.sizes import MAX_SAMPLES, fixed_size, smallest_worth_having
 from workers.profiling.steps import StepTimes, time_step
-from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of, tensors_in
+from workers.profiling.timing import LayerTimer, first_of, share_of, tensors_in
 from workers.stage.layers import for_losses
 from workers.stage.offloading import take_all_out
 from workers.stage.outside import built_in, folder_of, outside_of
@@ -60,37 +60,6 @@ WARMUP = 2
 REPEATS = (3, 15)  # least and most, within the time below
 PHASE_S = 4.0  # that measuring one number of units may take
 SHARES = (1, 2, 4, 8)  # numbers of units that are measured or imitated
-
-_Timings = dict[int, NDArray[np.float64]]  # units -> seconds [repeats, layers, parts]
-
-
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Samples: of a step, of the micro-batch that is measured, and of the rows moved at once."""
-
-    step: int
-    micro_batch: int
-    rows: int
-
-    @property
-    def of_step(self) -> float:
-        """The micro-batch's part of a step."""
-        return self.micro_batch / self.step
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """What was timed: computing and moving rows, by units, and what layers have in common.
-
-    Times are of one micro-batch, but for `rows`, of a worker's share of `_Sizes.rows` samples.
-    """
-
-    compute: _Timings
-    rows: _Timings
-    reduce_s: float  # of all dense gradients once, however many workers
-    reading_s: float
-    bytes_per_s: float
-    dense_bytes: int
 
 
 class Profiler:
@@ -175,7 +144,7 @@ class Profiler:
             last = min(self._batches.steps_per_epoch or 1, self._batches.steps) - 1
             check_smallest(on_host.model, self._batches.samples(last) // self._fixed)
         size = min(batch or (fixed_size(step, self._fixed) if self._fixed else 0), step)
-        self._sizes = _Sizes(step, size, min(step, max(size, MAX_SAMPLES)))
+        self._sizes = Sizes(step, size, min(step, max(size, MAX_SAMPLES)))
         self._fixed_s = np.zeros(len(self._traced.layers))
         if folder is not None and self._device.type == "cpu":
             take_all_out(self._job, self._traced.model, folder)
@@ -239,19 +208,26 @@ class Profiler:
             bytes_per_s=bytes_per_s,
             dense_bytes=dense,
         )
-        works = [replace(w, handling=self._handling(i, taken)) for i, w in enumerate(works)]
+        works = [
+            replace(work, handling=handling(index, taken, self._sizes))
+            for index, work in enumerate(works)
+        ]
         costs = [
             self._cost(index, taken, works[index], memories[index]) for index in range(len(works))
         ]
-        self._drop_waits(costs, step.seconds)
+        if self._device.type != "cpu":
+            drop_waits(costs, step.seconds, self._sizes, self._log)
         once = np.array([1.0, 1.0, self._sizes.of_step])  # of a micro-batch's parts
         busy_s = np.median(taken.compute[1], axis=0) @ once
         uncertainty = datasheet.misses(self._here, works, busy_s.tolist())
         uncertainty = max(uncertainty, datasheet.LEAST_UNCERTAINTY)
         with_rows = [cost for cost, graph in zip(costs, timer.graphs, strict=True) if graph.lookups]
-        self._tell_delay(with_rows, step.rows_s)
+        tell_delay(with_rows, step.rows_s, self._sizes, self._log)
         handled_s = sum(self._beside(work.handling.seconds) for work in works)
-        overhead, besides_s = self._overhead(costs, step.seconds, handled_s)
+        staleness = self._job.train.staleness
+        overhead, besides_s = besides(
+            costs, step.seconds, handled_s, staleness, self._sizes, self._log
+        )
         if not self._fixed:  # of each micro-batch once, whatever its size
             costs[-1].fixed_s += besides_s
         workload = self._workload(costs, works, memories, ps_core_s, uncertainty, overhead)
@@ -300,7 +276,7 @@ class Profiler:
         peers: Peers | None,
         batches: list[dict[str, Tensor]],
         together: list[int],
-    ) -> _Taken:
+    ) -> Taken:
         """Time one worker alone, then groups of them."""
         parts = [first_of(batch, self._sizes.micro_batch) for batch in batches]
         timer.time(parts[:WARMUP])
@@ -310,7 +286,7 @@ class Profiler:
         repeats = min(max(int(PHASE_S / took), REPEATS[0]), REPEATS[1])
         compute = {1: timer.time(parts[:repeats])}
         self._log(f"measured 1 worker, {repeats} times")
-        rows: _Timings = {}
+        rows: Timings = {}
         for units in sorted({*SHARES, self._units}):
             if units <= self._sizes.rows // 2 or units == 1:
                 shares = [share_of(batch, 0, units) for batch in batches[: repeats + 1]]
@@ -321,9 +297,9 @@ class Profiler:
             for units in together:
                 group = peers.time(timer, batches[: repeats + 1], units, self._sizes.micro_batch)
                 compute[units] = group.compute[1:]  # the first run connects the group
-                slowdown = _slowdown(compute[units], compute[1])
+                slowdown = slowdown_of(compute[units], compute[1])
                 if units in rows:
-                    row_slowdown = _slowdown(group.rows[1:], rows[units])
+                    row_slowdown = slowdown_of(group.rows[1:], rows[units])
                 rows[units] = group.rows[1:]
                 # A ring moves (k - 1) / k of what it moves among many.
                 taken = float(np.median(group.reduce[1:]))
@@ -332,9 +308,9 @@ class Profiler:
             for units in (k for k in rows if k > max(together)):
                 rows[units] = rows[units] * row_slowdown
                 compute[units] = compute[1] * slowdown
-        return _Taken(compute, rows, reduce_s, 0.0, 0.0, 0)
+        return Taken(compute, rows, reduce_s, 0.0, 0.0, 0)
 
-    def _time_step(self, taken: _Taken, shards: list[str]) -> StepTimes:
+    def _time_step(self, taken: Taken, shards: list[str]) -> StepTimes:
         """Times of real steps on one worker."""
         once = float(np.median(taken.compute[1].sum(axis=(1, 2))))
         micro_batches = -(-self._sizes.step // self._sizes.micro_batch)
@@ -349,60 +325,11 @@ class Profiler:
             self._here.name,
         )
 
-    def _tell_delay(self, costs: list[LayerCost], rows_s: float) -> None:
-        """Have layers with rows tell what passes besides until rows have a step's gradient."""
-        sync_s = sum(cost.sync_s for cost in costs)
-        delay_s = rows_s * self._sizes.of_step - sync_s
-        if rows_s:
-            self._log(f"{rows_s * 1e3:.2f} ms from a step's gradient to rows that have it")
-        if delay_s > 0 and sync_s > 0:
-            for cost in costs:
-                cost.delay_s = delay_s * cost.sync_s / sync_s
-
     def _beside(self, handling_s: float) -> float:
         """What of handling a micro-batch real steps here had done on a core beside the worker's."""
         spare = len(os.sched_getaffinity(0)) > torch.get_num_threads()
         together = self._job.train.staleness > 0 and spare
         return handling_s if together and self._device.type == "cpu" else 0.0
-
-    def _drop_waits(self, costs: list[LayerCost], step_s: float) -> None:
-        """Take from a GPU's layers what only measuring them one by one takes.
-
-        The host waits for the GPU after each part of a layer then; in a step it is ahead of it.
-        """
-        compute_s = sum(cost.compute_s for cost in costs) / self._sizes.of_step
-        if self._device.type == "cpu" or not 0 < step_s < compute_s:
-            return
-        for cost in costs:
-            cost.compute_s *= step_s / compute_s
-        self._log(f"layers one by one take {compute_s / step_s - 1:.0%} more than in a step")
-
-    def _overhead(
-        self, costs: list[LayerCost], step_s: float, handled_s: float
-    ) -> tuple[float, float]:
-        """What of a step on one core the costs of its layers do not tell: a share, and seconds.
-
-        The seconds are of a micro-batch.
-
-        Args:
-            handled_s: of a micro-batch, what another core did meanwhile.
-        """
-        compute_s = sum(cost.compute_s for cost in costs)
-        sync_s = sum(cost.sync_s for cost in costs)
-        # As many steps as may be under way together take at least one's way from end to end.
-        whole_s = compute_s + sync_s + sum(cost.delay_s for cost in costs)
-        together = self._job.train.staleness + 1
-        told_s = max(compute_s, sync_s, whole_s / together) / self._sizes.of_step
-        if not step_s:
-            return 0.0, 0.0
-        step_s += handled_s / self._sizes.of_step
-        overhead = max(0.0, 1 - told_s / step_s)
-        each = (step_s - told_s) * self._sizes.of_step
-        self._log(
-            f"a step takes {step_s * 1e3:.2f} ms, its layers {told_s * 1e3:.2f} ms: "
-            f"{each * 1e3:+.2f} ms a micro-batch, {overhead:.1%} besides"
-        )
-        return overhead, max(0.0, each)
 
     def _server_seconds(
         self, timer: LayerTimer, batches: list[dict[str, Tensor]], rows: ShardRows
@@ -449,60 +376,18 @@ class Profiler:
         return works, memories
 
     def _cost(
-        self, index: int, taken: _Taken, work: datasheet.Work, memory: LayerBytes
+        self, index: int, taken: Taken, work: datasheet.Work, memory: LayerBytes
     ) -> LayerCost:
-        own = {k: seconds[:, index] for k, seconds in taken.compute.items()}
-        passes = {k: s[:, [Part.FORWARD, Part.BACKWARD]].sum(axis=1) / k for k, s in own.items()}
-        update = np.median(own[1][:, Part.UPDATE]) * self._sizes.of_step
-        compute = [fit_scaling(passes), Scaling(float(update), 0.0)]
-        if self._device.type == "cpu":  # handling overlaps computing, but not on the only core
-            compute.append(work.handling)
-        share = memory.weights / taken.dense_bytes if taken.dense_bytes else 0.0
-        reduce_s = taken.reduce_s * share * self._sizes.of_step
-        sync = [self._moving(index, taken), Scaling(reduce_s, 0.0)]
-        if index == 0:
-            sync.append(Scaling(taken.reading_s, 1.0))
-        computing, syncing = combined(compute), combined(sync)
+        train, on_cpu = self._job.train, self._device.type == "cpu"
+        cost = layer_cost(index, taken, self._sizes, work, memory, train.staleness, on_cpu=on_cpu)
+        cost.fixed_s = self._fixed_s[index]
         info = self._traced.layers[index]
         self._log(
-            f"{info.name} ({info.kind}): compute {computing.seconds * 1e3:.2f} ms "
-            f"({computing.parallel:.0%} parallel), sync {syncing.seconds * 1e3:.2f} ms "
+            f"{info.name} ({info.kind}): compute {cost.compute_s * 1e3:.2f} ms "
+            f"({cost.parallel_compute:.0%} parallel), sync {cost.sync_s * 1e3:.2f} ms "
             f"a micro-batch of {self._sizes.micro_batch}"
         )
-        forward, backward, _ = np.median(own[1], axis=0)
-        return LayerCost(
-            compute_s=computing.seconds,
-            sync_s=syncing.seconds,
-            transfer_s=work.crossing_bytes / taken.bytes_per_s,
-            parallel_compute=computing.parallel,
-            parallel_sync=syncing.parallel,
-            memory_bytes=memory.total,
-            uncertainty=combined([computing, syncing]).deviation,
-            forward_share=forward / (forward + backward) if forward + backward > 0 else 0.0,
-            fixed_s=self._fixed_s[index],
-        )
-
-    def _moving(self, index: int, taken: _Taken) -> Scaling:
-        """What a layer's rows take on the way, of a micro-batch's samples."""
-        own = {units: seconds[:, index] for units, seconds in taken.rows.items()}
-        pull = {k: s[:, RowPart.PULL] for k, s in own.items()}
-        push = {k: s[:, RowPart.PUSH] for k, s in own.items()}
-        # With a lag rows of the next step are pulled while gradients of the last one are pushed.
-        meet = np.maximum if self._job.train.staleness else np.add
-        scaling = fit_scaling({k: meet(pull[k], push[k]) for k in own})
-        return replace(scaling, seconds=scaling.seconds * self._row_part)
-
-    @property
-    def _row_part(self) -> float:
-        """Of the rows moved at once, a micro-batch's."""
-        return self._sizes.micro_batch / self._sizes.rows
-
-    def _handling(self, index: int, taken: _Taken) -> Scaling:
-        """Processor time that a layer takes beside computing, on the worker's core."""
-        own = {k: seconds[:, index, RowPart.HANDLING] for k, seconds in taken.rows.items()}
-        packing = fit_scaling(own)
-        packing = replace(packing, seconds=packing.seconds * self._row_part)
-        return combined([packing, Scaling(taken.reading_s, 1.0)]) if index == 0 else packing
+        return cost
 
     def _workload(
         self,
@@ -560,13 +445,6 @@ class Profiler:
             linear=of_type(train.routes, self._here.name),
             threads={t.name: t.threads for t in (self._here, *self._estimated) if t.threads > 1},
         )
-
-
-def _slowdown(together: NDArray[np.float64], alone: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What others that compute beside a worker cost it: a factor by layer and part, at least 1."""
-    before = np.maximum(np.median(alone, axis=0), 1e-9)
-    factor: NDArray[np.float64] = np.maximum(1.0, np.median(together, axis=0) / before)
-    return factor
 
 
 def _is_gpu(kind: ResourceType) -> bool:

@@ -3,19 +3,16 @@
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from chassis.bounded_log import BoundedLog
 from chassis.exits import TOLD
 from chassis.forking import ForkServer
-from protos.decision_pb2 import LayerCost, LinearRoute, Resources, Workload
+from protos.decision_pb2 import LinearRoute, Resources, Workload
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
 from workers.device.units import compute_environment
@@ -429,20 +426,3 @@ def test_a_type_that_is_not_listed_is_refused(request_file: Path, run: Run) -> N
     assert said.splitlines()[-1] == (
         "ValueError: resources: this node is of type 'abacus'; expected one of cpu, h200"
     )
-
-
-@pytest.mark.parametrize(
-    ("device", "step_s", "shrunk"), [("cuda", 0.02, 0.5), ("cuda", 0.05, 1), ("cpu", 0.02, 1)]
-)
-def test_a_gpu_is_not_priced_with_waits_of_its_measurement(
-    device: str, step_s: float, shrunk: float
-) -> None:
-    """A step of two micro-batches whose layers took 20 ms one by one, hence 40 ms a step."""
-    lines: list[str] = []
-    profiler: Any = SimpleNamespace(
-        _device=torch.device(device), _sizes=SimpleNamespace(of_step=0.5), _log=lines.append
-    )
-    costs = [LayerCost(compute_s=0.015), LayerCost(compute_s=0.005)]
-    Profiler._drop_waits(profiler, costs, step_s)
-    assert [cost.compute_s for cost in costs] == pytest.approx([0.015 * shrunk, 0.005 * shrunk])
-    assert lines == (["layers one by one take 100% more than in a step"] if shrunk != 1 else [])
