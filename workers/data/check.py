@@ -1,9 +1,11 @@
 """What can be known of a job's data without reading all of it, before anything is trained."""
 
+from itertools import islice
 from typing import Final
 
 from chassis import scratch
 from protos.job_pb2 import JobSpec
+from workers.data.errors import DataError
 from workers.data.reader import Dataset, Split
 
 _SAMPLED: Final = 16  # files of a split
@@ -16,7 +18,7 @@ def check(job: JobSpec) -> None:
         DataError: something does not match the job, with file, column and row.
     """
     for split in splits(job):
-        _look(Dataset.of(job, split))
+        _look(Dataset.of(job, split), split)
 
 
 def check_all(job: JobSpec) -> None:
@@ -26,7 +28,7 @@ def check_all(job: JobSpec) -> None:
     """
     for split in splits(job):
         dataset = Dataset.of(job, split)
-        _look(dataset)
+        _look(dataset, split)
         if split != "train" and dataset.is_kept and scratch.own() is not None:
             dataset.encoded()
 
@@ -38,12 +40,13 @@ def splits(job: JobSpec) -> list[Split]:
     return [split for split, pattern in given.items() if pattern]
 
 
-def _look(dataset: Dataset) -> None:
+def _look(dataset: Dataset, split: Split) -> None:
     dataset.check_values()
     seen: dict[str, int] = {}
     for index, unit in enumerate(dataset.units):
         seen.setdefault(str(unit.path), index)
     first = list(seen.values())
-    for index in first[:: -(-len(first) // _SAMPLED) or 1]:
-        for _ in dataset.read(index):
-            break
+    sampled = first[:: -(-len(first) // _SAMPLED) or 1]
+    rows = sum(len(block) for index in sampled for block in islice(dataset.read(index), 1))
+    if not rows and len(sampled) == len(dataset.units):
+        raise DataError(dataset.where, f"data.{split}", "no rows", "a split with rows")

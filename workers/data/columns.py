@@ -197,6 +197,9 @@ class Encoder:
             path: where, for the error.
             typed: whether types are those of the values; text files have strings only.
         """
+        twice = [name for name in self.columns if schema.names.count(name) > 1]
+        if twice:
+            raise DataError(str(path), "columns", f"{twice[0]!r} twice", "each name once")
         texts = {f.name for f in schema if not typed or TEXT in (f.metadata or {})}
         for key, names in (
             *((label.key, [label.column]) for label in self.labels),

@@ -1,7 +1,8 @@
 """The loss of a job: of its own code, or built-in ones for its labels."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -50,6 +51,16 @@ def job_loss(job: JobSpec) -> Objective:
     if WEIGHTS in found.over.values() and not job.data.weight:
         raise ModelError(f"model.loss: {job.model.loss}: @loss(over='weights') without data.weight")
     return found
+
+
+def learned_by(job: JobSpec) -> Iterator[tuple[str, str, Callable[[Outputs], Tensor]]]:
+    """The built-in losses of a job, each with its label and what it reads of a model's outputs."""
+    if job.model.loss:
+        return
+    for name, head in sorted(job.train.heads.items()):
+        yield head.loss, label_of(job, name), partial(head_of, name=name)
+    if not job.train.heads:
+        yield job.train.loss, sole_label(job), partial(sole, name=job.train.loss)
 
 
 def sole(outputs: Outputs, name: str) -> Tensor:

@@ -10,14 +10,20 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from protos.job_pb2 import JobSpec
+from workers.data.check import splits
 from workers.data.columns import labels_in
+from workers.data.errors import DataError
+from workers.data.labels import LABEL
+from workers.data.reader import Dataset
 from workers.learning.objective import MissingLabelError, check_rows, named, total
 from workers.model.entry import ModelError
-from workers.model.job_loss import job_loss
+from workers.model.job_loss import job_loss, learned_by
 from workers.model.job_metrics import JobMetrics
-from workers.model.probe import first_parts, joined, run
+from workers.model.probe import first_parts, joined, micro_batches_of, run
+from workers.model.randomness import Draws, refuse_draws
 from workers.model.trace import TracedModel
 
+_CLASSES: Final = "cross_entropy"
 _TOLERANCE: Final = 1e-4  # of a sum in other parts
 _log = logging.getLogger("heterps.stage")
 
@@ -42,6 +48,7 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
     except Exception as error:
         _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
         return
+    _check_classes(job, outputs)
     labels = labels_in(batch)
     samples = len(next(iter(batch.values())))
     if loss.whole:
@@ -53,8 +60,20 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
         raise ModelError(
             f"model.loss: {job.model.loss}: @loss(over=…) names no term {unknown[0]!r}"
         )
+    draws = Draws.now()
     whole = float(total(loss.of_batch(outputs, labels)))
-    if loss.whole:
+    fixed = loss.whole or bool(micro_batches_of(job, traced))
+    drawn = draws.since()
+    refuse_draws(f"model.loss: {job.model.loss}", drawn, fixed=fixed)
+    draws.again()
+    again = float(total(loss.of_batch(outputs, labels)))
+    if whole != again and not (math.isnan(whole) and math.isnan(again)):
+        raise ModelError(
+            f"model.loss: {job.model.loss}: of the same samples it is {whole:g} at first and "
+            f"{again:g} when called again: each worker calls it for other micro-batches; expected "
+            "a loss that follows from outputs and labels alone"
+        )
+    if loss.whole or drawn:
         return
     counts = loss.counts(labels)
     cut = samples // 4
@@ -66,8 +85,6 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
         added += float(loss.part(given, own, share, loss.counts(own), counts))
     if not math.isfinite(whole) or math.isclose(whole, added, rel_tol=_TOLERANCE):
         return
-    if whole != float(total(loss.of_batch(outputs, labels))):
-        return  # it draws random numbers
     raise ModelError(
         f"model.loss: {job.model.loss}: of {samples} samples it is {whole:g}, and {added:g} added "
         "up of two parts by what it counts; expected the mean over the samples, a value for each "
@@ -97,6 +114,27 @@ def check_metrics(traced: TracedModel, job: JobSpec) -> None:
         raise
     except Exception as error:
         _log.info("metrics could not be tried: %s: %s", type(error).__name__, error)
+
+
+def _check_classes(job: JobSpec, outputs: Any) -> None:
+    """Refuse classes that the model gives no logit for, in the splits that this host keeps.
+
+    Raises:
+        DataError: names the first of the largest, with its row among those of the split.
+    """
+    for loss, label, output in learned_by(job):
+        if loss != _CLASSES:
+            continue
+        logits = output(outputs)
+        for split in splits(job):
+            dataset = Dataset.of(job, split)
+            if not dataset.is_kept or dataset.folder is None:
+                continue
+            found, classes = dataset.encoded()[LABEL + label], logits.shape[-1]
+            if logits.ndim == found.ndim + 1 and found.size and int(found.max()) >= classes:
+                row = int(found.reshape(len(found), -1).max(axis=1).argmax())
+                expected = f"less than {classes}: the model gives so many logits"
+                raise DataError(dataset.where, "data.label", int(found.max()), expected, row)
 
 
 def _check_outputs(

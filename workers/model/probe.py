@@ -23,10 +23,12 @@ from workers.device.mapped import empty_like
 from workers.embedding.sparse import SparseEmbedding
 from workers.learning.optimizers import GroupError, check_groups
 from workers.model.entry import ModelError
-from workers.model.modes import in_mode
+from workers.model.modes import in_mode, keeping_buffers
 from workers.model.places import parameter_places
+from workers.model.randomness import Draws
 from workers.model.trace import TracedModel
 from workers.model.whole import job_micro_batches
+from workers.moe.gate import Gate
 
 _PART = 8  # samples
 _SEED = 1
@@ -158,11 +160,14 @@ def _check_hooks(traced: TracedModel, job: JobSpec) -> None:
 
 
 def _check_kept(traced: TracedModel, batch: Mapping[str, Tensor]) -> None:
-    """Refuse a forward that changes parameters: each worker and each version has others."""
-    layers = _Layers(traced, varied=True)
+    """Refuse a forward that changes parameters: each worker and each version has others.
+
+    And one that computes with what it has kept of another: each worker has had others.
+    """
+    layers = _Layers(traced, varied=True, twice=True)
     try:
-        with _tried(traced.model), torch.no_grad():
-            layers.run(*_inputs(traced, batch))
+        with tried(traced.model), torch.no_grad():
+            layers.run(*given_to(traced, batch))
     except Exception as error:
         _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
     names: dict[Tensor, str] = {p: name for name, p in traced.model.named_parameters()}
@@ -173,6 +178,14 @@ def _check_kept(traced: TracedModel, batch: Mapping[str, Tensor]) -> None:
             "nn.Embedding does with max_norm, and each worker has a copy of its own; expected "
             "parameters that the optimizer alone changes: what is read of them can be scaled in "
             "forward"
+        )
+    for layer in layers.remembering:
+        raise ModelError(
+            f"{type(traced.model).__name__}: {layer!r} computes with what it has kept or counted "
+            "in an earlier forward: each worker has had other ones, and no checkpoint and no saved "
+            "model has it; expected a forward that follows from parameters, buffers and what it is "
+            "given, or a buffer for what is kept, where a stage has one worker:"
+            "\n    self.register_buffer('seen', torch.zeros(()))"
         )
 
 
@@ -187,8 +200,8 @@ def structures_of(traced: TracedModel, job: JobSpec) -> set[str]:
         return set()
     layers = _Layers(traced, varied=False)
     try:
-        with _tried(traced.model), torch.no_grad():
-            layers.run(*_inputs(traced, parts[0]))
+        with tried(traced.model), torch.no_grad():
+            layers.run(*given_to(traced, parts[0]))
     except Exception as error:
         _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
     return layers.structures
@@ -222,24 +235,25 @@ def joined(*parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def run(traced: TracedModel, batch: Mapping[str, Tensor]) -> Any:
     """What a model gives for a batch, with other parameters than its own; leaves no mark on it."""
-    with _tried(traced.model), torch.no_grad():
-        return _Layers(traced, varied=True).run(*_inputs(traced, batch))
+    with tried(traced.model), torch.no_grad():
+        return _Layers(traced, varied=True).run(*given_to(traced, batch))
 
 
 def _reached(
     traced: TracedModel, batch: Mapping[str, Tensor], exchanged: bool
 ) -> dict[str, list[Tensor]]:
     """What each layer computes with that would learn, but for what was exchanged and for rows."""
-    with _tried(traced.model) as rows, torch.enable_grad():
+    with tried(traced.model) as rows, torch.enable_grad():
         layers = _Layers(traced, varied=exchanged)
-        layers.run(*_inputs(traced, batch))
+        layers.run(*given_to(traced, batch))
     return {
         layer: [leaf for leaf in leaves if leaf.data_ptr() not in rows.given]
         for layer, leaves in layers.reached.items()
     }
 
 
-def _inputs(traced: TracedModel, batch: Mapping[str, Tensor]) -> list[Tensor]:
+def given_to(traced: TracedModel, batch: Mapping[str, Tensor]) -> list[Tensor]:
+    """What a model's graph takes of a batch, in order."""
     return [batch[str(n.target)] for n in traced.graph.nodes if n.op == "placeholder"]
 
 
@@ -248,19 +262,23 @@ class _Layers(fx.Interpreter):
 
     Args:
         varied: whether layers have other parameters than their own.
+        twice: whether each is run twice on the same.
 
     Attributes:
         reached: by layer, the leaves of its graph that no exchanged parameter is.
         structures: names of values that are no tensors.
         changed: layers and the parameters, of those exchanged, that their forward changed.
+        remembering: layers that gave something else the second time.
     """
 
-    def __init__(self, traced: TracedModel, *, varied: bool) -> None:
+    def __init__(self, traced: TracedModel, *, varied: bool, twice: bool = False) -> None:
         super().__init__(traced.model, graph=traced.graph)
         self.reached: dict[str, list[Tensor]] = {}
         self.structures: set[str] = set()
         self.changed: list[tuple[str, Tensor]] = []
+        self.remembering: list[str] = []
         self._varied = varied
+        self._twice = twice
         self._generator = torch.Generator().manual_seed(_SEED)
 
     def run_node(self, n: fx.Node) -> Any:
@@ -277,10 +295,15 @@ class _Layers(fx.Interpreter):
             others: dict[Tensor, Tensor] = {}
             if self._varied:
                 others = stack.enter_context(varied(module, self._generator))
-            versions = {other: other._version for other in others}
+            marks = {other: _mark(other) for other in others}
+            if self._twice:
+                with _as_before(module):
+                    first = super().call_module(target, _copied(args), _copied(kwargs))
             result = super().call_module(target, _detached(args), _detached(kwargs))
-            changed = [other for other, version in versions.items() if other._version != version]
+            changed = [other for other, mark in marks.items() if _mark(other) != mark]
             self.changed += [(str(target), others[other]) for other in changed]
+            if self._twice and not changed and not _same(first, result):
+                self.remembering.append(str(target))
             if torch.is_grad_enabled():
                 own = set() if self._varied else set(module.parameters())
                 leaves = [leaf for leaf in _leaves(result) if leaf not in own | others.keys()]
@@ -345,7 +368,7 @@ class _RowsOfTable:
 
 
 @contextmanager
-def _tried(model: nn.Module) -> Iterator[_Rows]:
+def tried(model: nn.Module) -> Iterator[_Rows]:
     """Have a model as in training, and all as it was afterwards, generators too."""
     rows = _Rows()
     with in_mode(model, training=True), torch.random.fork_rng(devices=[]):
@@ -356,6 +379,46 @@ def _tried(model: nn.Module) -> Iterator[_Rows]:
                 module.remote = False
                 module._bound = None
         yield rows
+
+
+@contextmanager
+def _as_before(module: nn.Module) -> Iterator[None]:
+    """Afterwards what draws, normalises or gates is as it was, and all else that a module keeps.
+
+    Attributes of its own are not.
+    """
+    draws = Draws.now()
+    gates = [(one, one.draws) for one in module.modules() if isinstance(one, Gate)]
+    with keeping_buffers(module):
+        try:
+            yield
+        finally:
+            draws.again()
+            for gate, drawn in gates:
+                gate.draws = drawn
+
+
+def _mark(parameter: Tensor) -> tuple[int, float]:
+    """Differs where a parameter was changed; what is changed by its `data` counts no version."""
+    return parameter._version, float(parameter.detach().sum(dtype=torch.float64))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two results have the same tensors, as nearly as sums in another order."""
+    some, others = (
+        [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
+        for result in (one, other)
+    )
+    if [value.shape for value in some] != [value.shape for value in others]:
+        return False
+    return all(
+        torch.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
+        for a, b in zip(some, others, strict=True)
+    )
+
+
+def _copied(values: Any) -> Any:
+    return tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, values)
 
 
 def _detached(values: Any) -> Any:

@@ -5,13 +5,15 @@ a micro-batch.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from workers.model.entry import ModelError
 from workers.moe.gate import Gate
@@ -20,12 +22,41 @@ _MASK = (1 << 64) - 1
 _SEEDED = "expected torch's, such as torch.rand(…), which are seeded for each forward"
 _REMEDIES = {
     "torch": (
-        "the model draws random numbers, and the number of micro-batches that they are drawn for "
-        "is the plan's; expected one in the job file, such as train.micro_batches: 4"
+        "draws random numbers, and the number of micro-batches that they are drawn for is the "
+        "plan's; expected one in the job file, such as train.micro_batches: 4"
     ),
-    "numpy": f"the model draws random numbers from NumPy, which differ on each worker; {_SEEDED}",
-    "random": f"the model draws from Python's random, which differs on each worker; {_SEEDED}",
+    "numpy": f"draws random numbers from NumPy, which differ on each worker; {_SEEDED}",
+    "random": f"draws from Python's random, which differs on each worker; {_SEEDED}",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How far the generators of the host are that a forward may draw from."""
+
+    torch: Tensor
+    numpy: Any
+    python: Any
+
+    @staticmethod
+    def now() -> "Draws":
+        """As they are."""
+        return Draws(torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate())
+
+    def since(self) -> tuple[str, ...]:
+        """Names of those that were drawn from since, as in `_REMEDIES`."""
+        drawn = {
+            "numpy": str(self.numpy) != str(np.random.get_state(legacy=False)),
+            "random": self.python != random.getstate(),
+            "torch": not torch.equal(self.torch, torch.get_rng_state()),
+        }
+        return tuple(name for name, has in drawn.items() if has)
+
+    def again(self) -> None:
+        """Have them as they were."""
+        torch.set_rng_state(self.torch)
+        np.random.set_state(self.numpy)
+        random.setstate(self.python)
 
 
 class LayerStart(nn.Module):
@@ -83,9 +114,8 @@ class Randomness:
         before = _generators()
         yield
         after = _generators()
-        for name in before:
-            if before[name] != after[name] and (name != "torch" or not self._fixed):
-                raise ModelError(_REMEDIES[name])
+        drawn = [name for name in before if before[name] != after[name]]
+        refuse_draws("the model", drawn, fixed=self._fixed)
 
     def _seed(self, step: int, micro_batch: int) -> None:
         number = _mixed(step << 20 ^ micro_batch)
@@ -93,6 +123,22 @@ class Randomness:
             start.seed = _mixed(own ^ number)
         for gate in self._gates:  # those with a seed of their own count their draws
             gate.draws = number
+
+
+def refuse_draws(who: str, drawn: Iterable[str], *, fixed: bool) -> None:
+    """Refuse what draws from what differs on each worker.
+
+    Args:
+        who: does, for the error.
+        drawn: the generators, by name.
+        fixed: whether the job fixes the number of micro-batches that it is done for.
+
+    Raises:
+        ModelError: it does, and the remedy.
+    """
+    for name in drawn:
+        if name != "torch" or not fixed:
+            raise ModelError(f"{who} {_REMEDIES[name]}")
 
 
 def seed_loss(seed: int, step: int) -> None:

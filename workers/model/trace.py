@@ -23,8 +23,8 @@ from workers.model.follow import Followed, followed
 from workers.model.in_place import check_in_place, copied, may_change
 from workers.model.inputs import ALWAYS, BATCH, unpacked
 from workers.model.lookups import Lookup, check_tables, find_lookups
-from workers.model.modes import in_mode
-from workers.model.randomness import LayerStart
+from workers.model.modes import in_mode, in_other_mode
+from workers.model.randomness import Draws, LayerStart
 from workers.model.sharing import Sharing, check_ties, find_sharing, uncut_of
 from workers.model.sizes import REMADE, mark_sizes
 from workers.model.state import check_state
@@ -36,6 +36,17 @@ OWN = "own"  # of a stage's graph, what it shares with the model
 _BEFORE_ALL = -1
 _COMPUTED = ("call_module", "call_function", "call_method")
 _RETURNED = "expected a tensor, such as the prediction [B], or a dict of tensors by name"
+_AUXILIARY = """forward sets an aux_loss of the model itself, which no layer would add to the loss;
+expected it of a child module, such as
+    class Small(nn.Module):
+        def forward(self, x):
+            self.aux_loss = 0.01 * x.square().mean()
+            return x"""
+_DRAWN = (
+    "forward draws a random number in Python between its layers, which would be the same in every "
+    "step; expected a draw of a tensor's shape, such as torch.rand_like(x), or one in a child "
+    "module"
+)
 _OWN = """, such as
     class Scale(nn.Module):
         def __init__(self):
@@ -115,13 +126,22 @@ class StageModule(nn.Module):
 
     Args:
         graph: whose submodule `OWN` has the layers.
+        others: modules of it that are in the other mode when the model is in training, or not.
     """
 
-    def __init__(self, graph: fx.GraphModule) -> None:
+    def __init__(self, graph: fx.GraphModule, others: Mapping[bool, Sequence[nn.Module]]) -> None:
         super().__init__()
         for name, child in graph.get_submodule(OWN).named_children():
             self.add_module(name, child)
         self.__dict__["_graph"] = graph
+        self.__dict__["_others"] = others
+
+    def train(self, mode: bool = True) -> "StageModule":
+        """Have each module in the mode that the model's own `train` would."""
+        super().train(mode)
+        for module in self.__dict__["_others"][mode]:
+            module.training = not mode
+        return self
 
     def forward(self, *inputs: Tensor) -> object:
         """The stage's outputs."""
@@ -157,6 +177,9 @@ class TracedModel:
         check_state(model)
         check_ties(model)
         check_tables(model)
+        # A model's own `train` may leave some of its modules in the other mode.
+        self._others = {mode: in_other_mode(model, mode) for mode in (True, False)}
+        self._drawn: list[Sequence[str]] = []  # from which generators, by forward traced
         self.graph = self._trace(training=True)
         mark_sizes(self.graph)
         self._check_modes()
@@ -241,7 +264,12 @@ class TracedModel:
                         self._placed(copies[node], modules)
         results = self._results() if final else {name: by_name[name] for name in outputs}
         graph.output(tuple(copies[node] for node in results.values()))
-        module = StageModule(fx.GraphModule(modules, graph, self._where()))
+        traced = fx.GraphModule(modules, graph, self._where())
+        inside = {id(one) for one in traced.modules()}
+        others = {
+            mode: [one for one in some if id(one) in inside] for mode, some in self._others.items()
+        }
+        module = StageModule(traced, others)
         module.training = self.model.training
         lookups = tuple(lookup for index, lookup in self._lookups if first <= index <= last)
         uncalled = {} if first else self._uncalled()
@@ -316,7 +344,12 @@ class TracedModel:
             with in_mode(self.model, training):
                 if isinstance(self.model, Followed):
                     return followed(self.model, self._inputs)
-                return unpacked(self.model, _CalledModules().trace(self.model))
+                draws = Draws.now()
+                graph = unpacked(self.model, _CalledModules().trace(self.model))
+                self._drawn.append(draws.since())
+                if isinstance(vars(self.model).get("aux_loss"), fx.Proxy):
+                    raise ModelError(f"{self._where()}: {_AUXILIARY}")
+                return graph
         except ModelError:
             raise
         except Exception as error:
@@ -348,6 +381,9 @@ class TracedModel:
     def _check_modes(self) -> None:
         """Refuse a forward that is another one in evaluation: there is one trace for both."""
         other = self._trace(training=False)
+        once, again = self._drawn or ((), ())
+        if set(once) & set(again):  # in one of them another thread may have
+            raise ModelError(f"{self._where()}: {_DRAWN}")
         here, there = list(self.graph.nodes), list(other.nodes)
         for node, twin in zip(here, there, strict=False):
             if _written(node) != _written(twin):

@@ -1,7 +1,12 @@
-"""What `torch.fx` leaves out of a forward that it traces: tensors made of the sizes of others."""
+"""What `torch.fx` leaves out of a forward that it traces.
+
+Tensors made of the sizes of others; and the backward of a `torch.autograd.Function`, whose forward
+it would follow instead.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,7 +17,7 @@ _MAKERS = ("arange", "eye", "full", "linspace", "ones", "zeros")
 
 
 class Tracer(fx.Tracer):
-    """Traces calls such as `torch.zeros(x.shape[0], 8)`, too."""
+    """Traces calls such as `torch.zeros(x.shape[0], 8)` and `Function.apply(x)`, too."""
 
     def trace(
         self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
@@ -25,20 +30,51 @@ class Tracer(fx.Tracer):
 @contextmanager
 def _makers_traced() -> Iterator[None]:
     makers = {name: getattr(torch, name) for name in _MAKERS}
+    own = torch.autograd.Function.__dict__["apply"]
     try:
         for name, make in makers.items():
             setattr(torch, name, _traced(make))
+        torch.autograd.Function.apply = classmethod(_applied(own))  # type: ignore[method-assign, assignment]
         yield
     finally:
+        torch.autograd.Function.apply = own  # type: ignore[method-assign]
         for name, make in makers.items():
             setattr(torch, name, make)
 
 
 def _traced(make: Callable[..., Any]) -> Callable[..., Any]:
     def made(*args: Any, **kwargs: Any) -> Any:
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, fx.Proxy)]
+        given = _proxies(args, kwargs)
         if not given:
             return make(*args, **kwargs)
         return given[0].tracer.create_proxy("call_function", make, args, kwargs)
 
     return made
+
+
+def _applied(own: Any) -> Callable[..., Any]:
+    """What stands for a `Function.apply`; torch's own, such as checkpoints, call modules inside."""
+
+    def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        given = _proxies(args, kwargs)
+        if not given or function.__module__.startswith("torch."):
+            return own.__func__(function, *args, **kwargs)
+        tracer = given[0].tracer
+        return tracer.create_proxy("call_function", _apply_of(function), args, kwargs)
+
+    return apply
+
+
+@cache
+def _apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """What applies a function, under its name: the target of a node has one."""
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        return function.apply(*args, **kwargs)
+
+    apply.__name__ = apply.__qualname__ = function.__name__
+    return apply
+
+
+def _proxies(args: Any, kwargs: Any) -> list[fx.Proxy]:
+    return [one for one in tree_leaves((args, kwargs)) if isinstance(one, fx.Proxy)]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from protos.decision_pb2 import Layer, Workload
 from protos.job_pb2 import JobSpec
 from workers.model.entry import job_model
-from workers.model.followed_check import check_followed
+from workers.model.graph_check import check_graph
 from workers.model.inputs import inputs_of
 from workers.model.job_loss import job_loss
 from workers.model.probe import check_parameters, micro_batches_of, structures_of
@@ -28,7 +28,7 @@ def look(job: JobSpec) -> Workload:
         from workers.offload.suited import check_suited
 
         check_suited(job, traced.model, [layer.name for layer in traced.layers])
-    check_followed(traced, job)
+    check_graph(traced, job)
     traced.keep_whole(structures_of(traced, job))
     names = [info.name for info in traced.layers]
     layers = [

@@ -31,7 +31,7 @@ from workers.links.plain import plain_allowed
 from workers.links.transport import measure_rate
 from workers.model.compiled import compile_layers
 from workers.model.entry import job_model
-from workers.model.followed_check import check_followed
+from workers.model.graph_check import check_graph
 from workers.model.inputs import inputs_of
 from workers.model.job_loss import job_loss
 from workers.model.probe import check_parameters, micro_batches_of, structures_of
@@ -116,7 +116,7 @@ class Profiler:
         check_parameters(on_host, self._job)
         if folder is not None:
             check_suited(self._job, on_host.model, [layer.name for layer in on_host.layers])
-        check_followed(on_host, self._job)
+        check_graph(on_host, self._job)
         structures = structures_of(on_host, self._job)
         self._fixed = micro_batches_of(self._job, on_host)
         self._runs = runs_within(

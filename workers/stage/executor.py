@@ -490,13 +490,13 @@ class StageExecutor:
     def _return_gradients(
         self, step: OpenStep, spec: MicroBatchSpec, inputs: Mapping[str, Tensor]
     ) -> None:
+        """Send back what the stage before waits for.
+
+        What has no gradient is left out, so that what made it has none either, as it would here.
+        """
         if self._links.before is None:
             return
-        grads = {
-            name: tensor.grad if tensor.grad is not None else torch.zeros_like(tensor)
-            for name, tensor in inputs.items()
-            if tensor.requires_grad
-        }
+        grads = {name: one.grad for name, one in inputs.items() if one.grad is not None}
         self._links.before.send(self._frame(BACKWARD, step, spec), grads)
 
     def _auxiliary_loss(self) -> Tensor | None:

@@ -36,7 +36,7 @@ from workers.links.session import Session
 from workers.links.transport import Neighbours
 from workers.model.compiled import compile_layers
 from workers.model.entry import job_model
-from workers.model.followed_check import check_followed
+from workers.model.graph_check import check_graph
 from workers.model.inputs import inputs_of
 from workers.model.job_metrics import JobMetrics
 from workers.model.loss_check import check_loss, check_metrics
@@ -153,7 +153,7 @@ class Share:
         if first:  # held-out splits, too, before anything is trained
             check_all(job)
             check_parameters(traced, job)
-            check_followed(traced, job)
+            check_graph(traced, job)
             check_loss(traced, job)
             check_metrics(traced, job)
         batches = GlobalBatches.of(job, Dataset.of(job, "train"))

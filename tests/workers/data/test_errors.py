@@ -244,3 +244,28 @@ def test_whoever_checks_files_needs_no_torch() -> None:
     """Such as `heterps submit`, and a job's own `prepare`, which makes keys."""
     code = "import sys, workers.data.check, workers.data.keys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_column_that_comes_twice_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("label,origin,origin,distance\n0,JFK,EWR,1\n")
+    with pytest.raises(DataError, match=r"a\.csv: columns: got \"'origin' twice\", expected each"):
+        read(tmp_path, "a.csv")
+    assert len(read(tmp_path, "a.csv", sparse=[], dense=["distance"]).units) == 1
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "groups.parquet"])
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_a_split_without_rows_is_refused(tmp_path: Path, name: str, split: str) -> None:
+    write(tmp_path)
+    (tmp_path / "a.parquet").rename(tmp_path / "full.parquet")
+    schema = pa.schema([("label", pa.int64()), ("origin", pa.string()), ("distance", pa.float64())])
+    (tmp_path / "a.csv").write_text("label,origin,distance\n")
+    pa.parquet.write_table(schema.empty_table(), tmp_path / "a.parquet")
+    pa.parquet.ParquetWriter(tmp_path / "groups.parquet", schema).close()
+    job = JobSpec(directory=str(tmp_path))
+    job.data.CopyFrom(DataSpec(label="label", sparse=["origin"], dense=["distance"]))
+    job.data.train = job.data.test = "full.parquet"
+    check(job)
+    setattr(job.data, split, name)
+    with pytest.raises(DataError, match=rf"{name}: data\.{split}: got 'no rows'"):
+        check(job)

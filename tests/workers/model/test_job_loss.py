@@ -1,6 +1,7 @@
 """A loss of the job's own is tried before it trains anything."""
 
 import sys
+import tempfile
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from chassis import scratch
 from protos.job_pb2 import JobSpec
+from workers.data.errors import DataError
 from workers.model.entry import ModelError
 from workers.model.job_loss import job_loss
 from workers.model.loss_check import check_loss
@@ -76,7 +79,9 @@ WRONG = [
 
 @pytest.mark.parametrize("code", RIGHT)
 def test_a_mean_over_what_is_declared_is_taken(made, code):
-    check_loss(*made(code, weight="w"))
+    traced, job = made(code, weight="w")
+    job.train.micro_batches = 2
+    check_loss(traced, job)
 
 
 @pytest.mark.parametrize(("code", "expected"), WRONG)
@@ -102,3 +107,56 @@ def test_an_output_that_is_no_row_may_not_depend_on_the_samples_of_a_loss_of_who
 def test_weights_need_a_column(made):
     with pytest.raises(ModelError, match=r"without data\.weight"):
         job_loss(made(RIGHT[3])[1])
+
+
+SEEN = "seen = []\ndef total(outputs, batch):\n    seen.append(1)\n"
+MEAN = "squares(outputs, batch).mean()"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (f"{SEEN}    return min(1, len(seen) / 100) * {MEAN}", "when called again: each worker"),
+        (
+            f"import numpy as np\ndef total(outputs, batch):\n    return np.random.rand() * {MEAN}",
+            "draws random numbers from NumPy",
+        ),
+        (
+            f"import random\ndef total(outputs, batch):\n    return random.random() * {MEAN}",
+            "draws from Python's random",
+        ),
+        (RIGHT[4], "draws random numbers, and the number of micro-batches"),
+    ],
+)
+def test_a_loss_that_differs_on_each_worker_is_refused(made, code, message):
+    traced, job = made(code)
+    job.train.batch_size = 256
+    with pytest.raises(ModelError, match=f"losses.py:total.*{message}"):
+        check_loss(traced, job)
+
+
+@pytest.mark.parametrize("heads", [False, True])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_class_without_a_logit_is_found_wherever_it_is(tmp_path, monkeypatch, split, heads):
+    class Classes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(1, 3)
+
+        def forward(self, dense):
+            return {"y": self.out(dense)} if heads else self.out(dense)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(scratch.VARIABLE, str(scratch.folder_of("job", 1)))
+    job = JobSpec(directory=str(tmp_path))
+    for name in ("train", "test"):
+        label = np.arange(200) % 3
+        label[150] = 3 if name == split else 2
+        pq.write_table(pa.table({"x": np.ones(200), "label": label}), tmp_path / f"{name}.parquet")
+        setattr(job.data, name, f"{name}.parquet")
+    job.data.label, job.train.loss = "label", "cross_entropy"
+    job.data.dense.append("x")
+    if heads:
+        job.train.heads["y"].loss = "cross_entropy"
+    with pytest.raises(DataError, match=rf"{split}.parquet, row 151: data.label: got 3, .*than 3"):
+        check_loss(TracedModel(Classes()), job)

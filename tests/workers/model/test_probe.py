@@ -18,6 +18,7 @@ from workers.model.probe import (
     mixes_samples,
 )
 from workers.model.trace import TracedModel
+from workers.moe.layer import MoE
 
 
 @pytest.fixture
@@ -344,3 +345,91 @@ def test_metrics_that_give_no_number_are_refused_before_training(job, tmp_path, 
         return
     with pytest.raises((ModelError, MissingLabelError), match=expected):
         check_metrics(traced, job)
+
+
+class Clamped(nn.Module):
+    """Has small weights, by changing them where no version counts it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        self.weight.data.clamp_(-0.5, 0.5)
+        return x * self.weight
+
+
+def annealed(self, x):
+    self.calls = getattr(self, "calls", 0) + 1
+    return x * min(1.0, self.calls / 100)
+
+
+def averaged(self, x):
+    self.mean = 0.9 * getattr(self, "mean", torch.zeros(6)) + 0.1 * x.detach().mean(0)
+    return x - self.mean
+
+
+def listed(self, x):
+    self.seen.append(float(x.detach().sum()))
+    return x * sum(self.seen)
+
+
+def counted_in_a_buffer(self, x):
+    self.count += 1
+    return x * (self.count / 100)
+
+
+def replaced_buffer(self, x):
+    self.count = self.count + 1
+    return x * (self.count / 100)
+
+
+def noted(self, x):
+    self.calls, self.last = getattr(self, "calls", 0) + 1, x
+    self.seen.append(x)
+    return x.relu()
+
+
+def memory(compute):
+    layer = Layer(compute)
+    layer.seen, layer.generator = [], torch.Generator().manual_seed(1)
+    layer.register_buffer("count", torch.zeros(()))
+    return layer
+
+
+REMEMBERING = {
+    "counts": annealed,
+    "averages": averaged,
+    "list": listed,
+    "generator": lambda self, x: x * torch.rand(6, generator=self.generator),
+}
+FORGETTING = {
+    "buffer": memory(counted_in_a_buffer),
+    "another buffer": memory(replaced_buffer),
+    "notes": memory(noted),
+    "in place": memory(lambda self, x: x.mul_(2)),
+    "not finite": memory(lambda self, x: x.log()),
+    "draws": memory(lambda self, x: x * torch.rand_like(x) * np.random.default_rng().integers(1)),
+    "dropout": nn.Dropout(0.5),
+    "norm": nn.BatchNorm1d(6),
+    "spectral norm": torch.nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)),
+    "experts": MoE(6, experts=4, gate="noisy", seed=3),
+    "balanced experts": MoE(6, experts=4, gate="bias"),
+}
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_a_layer_that_computes_with_what_it_has_kept_is_refused(job, name):
+    layer = memory(REMEMBERING[name])
+    with pytest.raises(ModelError, match=r"'layer' computes with what it has kept .*buffer"):
+        check_parameters(TracedModel(Net(layer)), job)
+
+
+@pytest.mark.parametrize("name", FORGETTING)
+def test_a_layer_that_follows_from_what_it_is_given_is_taken(job, name):
+    layer = FORGETTING[name]
+    state = {name: value.clone() for name, value in layer.state_dict().items()}
+    drawn = torch.get_rng_state()
+    check_parameters(TracedModel(Net(layer)), job)
+    assert all(torch.equal(value, state[name]) for name, value in layer.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)

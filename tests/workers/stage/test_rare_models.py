@@ -1,0 +1,154 @@
+"""What few models do, on any plan as in one process of plain PyTorch."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.workers.stage.in_process import Pipeline
+from tests.workers.stage.test_executor import job_of, seeded
+from workers.data.columns import Batch
+from workers.embedding.sparse import SparseEmbedding
+
+STEPS, SAMPLES, KEYS = 5, 12, 9
+
+
+def batches():
+    random = np.random.default_rng(0)
+    return [
+        Batch(
+            {
+                "sparse": random.integers(0, KEYS, (SAMPLES, 2)),
+                "dense": random.normal(size=(SAMPLES, 3)).astype(np.float32),
+                "label.label": random.integers(0, 2, SAMPLES).astype(np.float32),
+            }
+        )
+        for _ in range(STEPS)
+    ]
+
+
+class FrozenNorm(nn.Module):
+    """Keeps the statistics that a normalising layer has come with, as for fine-tuning."""
+
+    def __init__(self):
+        super().__init__()
+        self.bottom, self.norm, self.top = nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 1)
+        self.norm.running_mean += 0.5
+        self.norm.running_var *= 3.0
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, dense):
+        return self.top(self.norm(self.bottom(dense)).tanh())
+
+
+class Reverse(torch.autograd.Function):
+    """Turns gradients round, as in domain-adversarial training."""
+
+    @staticmethod
+    def forward(ctx, x, rate):
+        ctx.rate = rate
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.rate * gradient, None
+
+
+class Adversarial(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bottom, self.middle, self.top = nn.Linear(3, 5), nn.Linear(5, 5), nn.Linear(5, 1)
+
+    def forward(self, dense):
+        return self.top(self.middle(Reverse.apply(self.bottom(dense).tanh(), 0.5)).tanh())
+
+
+class Chosen(nn.Module):
+    """Leaves one of its inputs out where the other says so."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Linear(width, 1)
+
+    def forward(self, one, other, dense):
+        if dense.sum() > 0:
+            return self.weight(other)
+        return self.weight(one + other)
+
+
+class Modalities(nn.Module):
+    """In some steps a layer gets no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other, self.top = nn.Linear(3, 4), nn.Linear(3, 4), Chosen(4)
+
+    def forward(self, dense):
+        return self.top(self.one(dense), self.other(dense), dense)
+
+
+def plain(model, job, steps):
+    model.train()
+    kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[job.train.optimizer.name]
+    spec, losses = job.train.optimizer, []
+    optimizer = kind(model.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
+    for batch in steps:
+        predicted = model(torch.from_numpy(batch["dense"])).reshape(-1)
+        label = torch.from_numpy(batch["label.label"])
+        loss = nn.functional.binary_cross_entropy_with_logits(predicted, label)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("cuts", "widths"),
+    [([2], [1]), ([2], [2]), ([0, 2], [1, 1]), ([1, 2], [2, 1]), ([0, 1, 2], [1, 2, 1])],
+)
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("kind", [FrozenNorm, Adversarial, Modalities])
+def test_they_train_as_in_plain_pytorch(kind, optimizer, cuts, widths):
+    job, steps, build = job_of(optimizer), batches(), seeded(kind)
+    job.train.optimizer.weight_decay = 0.1
+    model = build()
+    losses = plain(model, job, steps)
+    if kind is Modalities:  # it is a case of what is tested
+        assert len({bool(batch["dense"].sum() > 0) for batch in steps}) == 2
+    workers = Pipeline(job, build, cuts, widths, steps, 1).run()
+    expected = model.state_dict()
+    for worker in (worker for stage in workers for worker in stage):
+        for name, value in worker.module.state_dict().items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6, msg=name)
+    assert workers[-1][0].executor.progress.losses == pytest.approx(losses, rel=1e-5)
+
+
+class Histories(nn.Module):
+    """In some steps rows get no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        options = {"optimizer": "adam", "scale": 1.0, "weight_decay": 0.1}
+        self.one = SparseEmbedding("one", 4, **options)
+        self.other = SparseEmbedding("two", 4, **options)
+        self.top = Chosen(4)
+
+    def forward(self, sparse, dense):
+        return self.top(self.one(sparse[:, 0]), self.other(sparse[:, 1]), dense)
+
+
+def test_rows_without_a_gradient_stay_on_any_plan():
+    found = []
+    for cuts, widths in (([2], [1]), ([2], [2]), ([1, 2], [1, 1]), ([0, 1, 2], [1, 2, 1])):
+        pipeline = Pipeline(job_of(), seeded(Histories), cuts, widths, batches(), 1)
+        pipeline.run()
+        tables = sorted(pipeline.client.tables.items())
+        keys = np.arange(KEYS, dtype=np.uint64)
+        found.append(np.stack([table.pull(keys, True) for _, table in tables]))
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=1e-5, atol=1e-6)
