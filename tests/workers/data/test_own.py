@@ -13,7 +13,7 @@ from chassis import scratch
 from protos.job_pb2 import ColumnSpec, JobSpec
 from workers.data import DataError, Dataset, GlobalBatches, own
 from workers.data.batches import in_order
-from workers.data.check import check, check_all
+from workers.data.check import check_all
 
 ROWS = 3000
 CODE = """
@@ -251,10 +251,10 @@ def test_values_of_one_block_that_have_other_types_than_those_before_are_seen(jo
     assert (found[900:] == [1, 2, 0, 0]).all()
 
 
-def test_no_samples_are_no_batches(job):
-    assert read(job, "Own", "def Own(path, name): return []") == []
-    assert read(job, "Own", "def Own(path, name): return iter(())") == []
-    check(job)
+@pytest.mark.parametrize("none", ["[]", "iter(())"])
+def test_no_samples_are_no_split(job, none):
+    with pytest.raises(DataError, match=r"data\.train: got 'no rows', expected a split with rows"):
+        read(job, "Own", f"def Own(path, name): return {none}")
 
 
 STATEFUL = """
