@@ -79,6 +79,12 @@ class Profiled:
             layer["cost"]["cpu"]["compute_s"] / reference for layer in self.workload["layers"]
         )
 
+    @property
+    def executor_s(self) -> float:
+        """A micro-batch takes besides its layers, as far as these are what bounds it."""
+        share = self.workload.get("overhead", 0.0)
+        return share / (1 - share) * sum(self.seconds) * self.workload["reference_batch"]
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -196,17 +202,24 @@ class Cut:
             if stage == self.computing:
                 continue
             rows = [row for row, of in enumerate(self.stage_of) if of == stage]
-            passes = np.array([self._passes(row) for row in rows])
+            passes = np.array([self._passes(row, samples) for row in rows])
             # Each pass of the stage is to take what its layers do, and no layer less than nothing.
             left = 1 - np.array(taken) / samples / np.maximum(passes.sum(axis=0), 1e-12)
             for row, (forward, backward) in zip(rows, passes * np.maximum(left, 0), strict=True):
                 found[row] = float(forward), float(backward)
         return found
 
-    def _passes(self, row: int) -> tuple[float, float]:
-        """Forward and backward seconds a sample of a layer."""
-        share = self.of.workload["layers"][row]["cost"]["cpu"].get("forward_share", 1 / 3)
-        return self.of.seconds[row] * share, self.of.seconds[row] * (1 - share)
+    def _passes(self, row: int, samples: float) -> tuple[float, float]:
+        """Forward and backward seconds a sample of a layer, in micro-batches of so many."""
+        cost = self.of.workload["layers"][row]["cost"]["cpu"]
+        share = cost.get("forward_share", 1 / 3)
+        seconds = self.of.seconds[row]
+        if samples < (reference := self.of.workload["reference_batch"]):
+            fixed_s = cost.get("fixed_s", 0.0)
+            if row == self.cuts[-1]:  # what the executor takes it takes of those that sleep, too
+                fixed_s = max(0.0, fixed_s - self.of.executor_s)
+            seconds += fixed_s * (1 / samples - 1 / reference)
+        return seconds * share, seconds * (1 - share)
 
 
 def _sleep(

@@ -82,6 +82,21 @@ def test_a_stage_that_sleeps_takes_what_its_layers_do_with_all_that_is_computed_
     assert found[1][0] == pytest.approx(3 * found[0][0])
 
 
+def test_a_stage_that_sleeps_takes_of_a_small_micro_batch_what_it_was_priced_at():
+    cost = {"compute_s": 0.4, "forward_share": 0.5, "fixed_s": 0.1}  # of 10 samples
+    executor_s = 0.05  # a ninth of a step of 0.45 s, and in the last layer's `fixed_s`
+    layers = [{"name": name, "cost": {"cpu": dict(cost)}} for name in ("one", "two")]
+    layers[1]["cost"]["cpu"] |= {"compute_s": 0.0, "fixed_s": 0.1 + executor_s}
+    work = {"reference_batch": 10, "layers": layers, "overhead": executor_s / 0.45}
+    forms = {name: Form([1], 1.0, 1.0) for name in ("one", "two")}
+    of = Profiled("job", 1, JobSpec(name="job"), work, forms)
+    for computing, small in ((1, {0: 0.2 + 0.05}), (0, {1: 0.05})):
+        cut = Cut("job-0", of, (0, 1), (1, 1), computing, 0)
+        found = cut.sleeping([(0.0, 0.0)] * 2, 5)
+        taken = {row: 5 * sum(passes) for row, passes in found.items()}
+        assert taken == pytest.approx(small)
+
+
 @pytest.mark.parametrize(
     ("busy", "waited", "measured", "full"),
     [
