@@ -1,6 +1,6 @@
 """An embedding whose rows live in a table, on the parameter servers or in this process."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -91,8 +91,8 @@ class SparseEmbedding(nn.Module):
                 f"pooling={self.pooling!r} expected [samples, keys of a bag]"
             )
         if self._bound is not None:
-            bound = self._bound
-            rows, inverse, padded = bound.rows, bound.take(keys.numel()), bound.padded
+            padded = self._bound.padded
+            rows, inverse = self._bound.take(keys.numel())
         else:
             rows, inverse, padded = self._own_rows(keys)
         there = keys != PAD if padded else None
@@ -160,16 +160,24 @@ class BoundRows:
         rows: [U, dim].
         inverse: positions in `rows` of the keys, in the order in which they are looked up.
         padded: some of the keys are PAD.
+        felt: told in a backward of the positions of each lookup that gets a gradient.
     """
 
-    def __init__(self, rows: Tensor, inverse: Tensor, padded: bool) -> None:
-        self.rows = rows
+    def __init__(
+        self,
+        rows: Tensor,
+        inverse: Tensor,
+        padded: bool,
+        felt: Callable[[Tensor], None] | None = None,
+    ) -> None:
         self.padded = padded
+        self._rows = rows
         self._inverse = inverse
+        self._felt = felt
         self._taken = 0
 
-    def take(self, count: int) -> Tensor:
-        """Positions of the next `count` keys.
+    def take(self, count: int) -> tuple[Tensor, Tensor]:
+        """The rows, and positions in them of the next `count` keys.
 
         Raises:
             RuntimeError: they were not bound.
@@ -179,11 +187,22 @@ class BoundRows:
             raise RuntimeError(
                 f"rows were bound for {len(self._inverse)} keys, and {self._taken} are looked up"
             )
-        return self._inverse[first : self._taken]
+        positions = self._inverse[first : self._taken]
+        if (felt := self._felt) is None:
+            return self._rows, positions
+        own = self._rows.view_as(self._rows)  # by which gradients of this lookup alone come back
+        if own.requires_grad:
+            own.register_hook(lambda _: felt(positions))
+        return own, positions
 
 
 def bind_rows(
-    layers: Sequence[SparseEmbedding], rows: Tensor, inverse: Tensor, *, padded: bool
+    layers: Sequence[SparseEmbedding],
+    rows: Tensor,
+    inverse: Tensor,
+    *,
+    padded: bool,
+    felt: Callable[[Tensor], None] | None = None,
 ) -> None:
     """Serve the next forward of a table's layers together.
 
@@ -192,8 +211,9 @@ def bind_rows(
         rows: [U, dim].
         inverse: positions in `rows` of the keys of all lookups, in the order of the calls.
         padded: some of the keys are PAD, whose positions mean nothing.
+        felt: told in a backward of the positions of each lookup that gets a gradient.
     """
-    bound = BoundRows(rows, inverse, padded)
+    bound = BoundRows(rows, inverse, padded, felt)
     for layer in layers:
         layer._bound = bound
 

@@ -36,8 +36,8 @@ OWN = "own"  # of a stage's graph, what it shares with the model
 _BEFORE_ALL = -1
 _COMPUTED = ("call_module", "call_function", "call_method")
 _RETURNED = "expected a tensor, such as the prediction [B], or a dict of tensors by name"
-_AUXILIARY = """forward sets an aux_loss of the model itself, which no layer would add to the loss;
-expected it of a child module, such as
+_AUXILIARY = """forward sets an aux_loss of the model itself, which no layer has; expected it of a \
+child module, such as
     class Small(nn.Module):
         def forward(self, x):
             self.aux_loss = 0.01 * x.square().mean()

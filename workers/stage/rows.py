@@ -55,18 +55,34 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class PulledRows:
-    """Rows of one or more micro-batches, each distinct key once, here or on the way to a GPU."""
+    """Rows of one or more micro-batches, each distinct key once, here or on the way to a GPU.
+
+    A step touches the rows of lookups that get a gradient, whichever worker they are of: a layer
+    may leave some out.
+    """
 
     of: DistinctKeys
     rows: dict[str, Upload]  # table -> [U, dim]
     learning: bool
     leaves: dict[str, Tensor] = field(default_factory=dict)  # those of `rows` that were used
+    looked_up: Counter[str] = field(default_factory=Counter)  # keys, by table
+    felt: dict[str, list[Tensor]] = field(default_factory=dict)  # positions [n] of those touched
 
     def leaf(self, table: str) -> Tensor:
         """A table's rows [U, dim] on the device; in training they collect their gradient."""
         if table not in self.leaves:
             self.leaves[table] = self.rows[table].here().requires_grad_(self.learning)
         return self.leaves[table]
+
+    def touched(self, table: str) -> NDArray[np.bool_] | None:
+        """Which rows [U] of a table are, whose leaf has a gradient; None: all."""
+        felt = self.felt.get(table, [])
+        if sum(map(len, felt)) == self.looked_up[table]:
+            return None
+        touched = np.zeros(len(self.leaves[table]), np.bool_)
+        for positions in felt:
+            touched[positions.cpu().numpy()] = True
+        return touched
 
     def gradients(self) -> list[Tensor]:
         """What the rows have collected."""
@@ -225,23 +241,30 @@ class StageRows:
         for table, sources in self._sources.items():
             positions = pulled.of.inverse[sources][index].here()
             padded = pulled.of.padded[sources][index]
-            bind_rows(self._users[table], pulled.leaf(table), positions, padded=padded)
+            felt = None
+            if pulled.learning:
+                pulled.looked_up[table] += len(positions)
+                felt = pulled.felt.setdefault(table, []).append
+            bind_rows(self._users[table], pulled.leaf(table), positions, padded=padded, felt=felt)
 
     def collected(self, blocks: Sequence[PulledRows]) -> Iterator[Collected]:
         """What some rows have collected, by table."""
         for table, sources in self._sources.items():
-            pairs = [
-                (block.of, leaf.grad)
-                for block in blocks
-                if (leaf := block.leaves.get(table)) is not None and leaf.grad is not None
-            ]
-            if pairs:
-                yield Collected(
-                    table,
-                    [of.keys[sources] for of, _ in pairs],
-                    [gradient for _, gradient in pairs],
-                    [of.usage[table] for of, _ in pairs if table in of.usage],
-                )
+            found = Collected(table, [], [], [])
+            for block in blocks:
+                leaf, usage = block.leaves.get(table), block.of.usage.get(table)
+                if leaf is None or leaf.grad is None:
+                    continue
+                keys, gradient = block.of.keys[sources], leaf.grad
+                if (touched := block.touched(table)) is not None:
+                    keys, usage = keys[touched], None if usage is None else usage[:, touched]
+                    gradient = gradient[torch.from_numpy(touched).to(gradient.device)]
+                found.keys.append(keys)
+                found.gradients.append(gradient)
+                if usage is not None:
+                    found.usage.append(usage)
+            if found.keys:
+                yield found
 
     def shrunk_after(self, step: int) -> list[str]:
         """The tables, as the servers call them, that a step's end is to evict rows of."""

@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from ps import LocalTable
+from tests.workers.stage import reference
 from tests.workers.stage.in_process import Pipeline
 from tests.workers.stage.test_executor import job_of, seeded
 from workers.data.columns import Batch
@@ -129,11 +131,11 @@ def test_they_train_as_in_plain_pytorch(kind, optimizer, cuts, widths):
 
 
 class Histories(nn.Module):
-    """In some steps rows get no gradient."""
+    """In some micro-batches rows get no gradient."""
 
     def __init__(self):
         super().__init__()
-        options = {"optimizer": "adam", "scale": 1.0, "weight_decay": 0.1}
+        options = {"optimizer": "adam", "learning_rate": 0.05, "scale": 1.0, "weight_decay": 0.1}
         self.one = SparseEmbedding("one", 4, **options)
         self.other = SparseEmbedding("two", 4, **options)
         self.top = Chosen(4)
@@ -142,13 +144,57 @@ class Histories(nn.Module):
         return self.top(self.one(sparse[:, 0]), self.other(sparse[:, 1]), dense)
 
 
-def test_rows_without_a_gradient_stay_on_any_plan():
-    found = []
-    for cuts, widths in (([2], [1]), ([2], [2]), ([1, 2], [1, 1]), ([0, 1, 2], [1, 2, 1])):
-        pipeline = Pipeline(job_of(), seeded(Histories), cuts, widths, batches(), 1)
-        pipeline.run()
-        tables = sorted(pipeline.client.tables.items())
-        keys = np.arange(KEYS, dtype=np.uint64)
-        found.append(np.stack([table.pull(keys, True) for _, table in tables]))
-    for other in found[1:]:
-        np.testing.assert_allclose(other, found[0], rtol=1e-5, atol=1e-6)
+MICRO_BATCHES = 3
+
+
+def plain_rows(steps):
+    """The rows after training by micro-batches; a step touches those that have a gradient."""
+    model = seeded(Histories)()
+    dense = torch.optim.Adam(model.parameters(), lr=0.05)
+    tables, keys = {}, np.arange(KEYS, dtype=np.uint64)
+    for name in ("one", "other"):
+        spec = getattr(model, name).spec
+        first = LocalTable.create(spec.table, **spec.table_options()).pull(keys, True)
+        tables[name] = reference.Table(torch.from_numpy(first), "adam", 0.05, 0.1)
+        setattr(model, name, reference.Given())
+    left_out = 0
+    for batch in steps:
+        for part in range(MICRO_BATCHES):
+            some = batch.slice(*(SAMPLES * n // MICRO_BATCHES for n in (part, part + 1)))
+            for name, table in tables.items():
+                getattr(model, name).rows = table.values().requires_grad_()
+            predicted = model(*(torch.from_numpy(some[name]) for name in ("sparse", "dense")))
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                predicted.reshape(-1), torch.from_numpy(some["label.label"])
+            )
+            (loss / MICRO_BATCHES).backward()
+            for slot, (name, table) in enumerate(tables.items()):
+                gradient = getattr(model, name).rows.grad
+                left_out += gradient is None
+                for key in set(some["sparse"][:, slot].tolist()) if gradient is not None else ():
+                    row = table.rows[key]
+                    row.grad = gradient[key] + (0 if row.grad is None else row.grad)
+        dense.step()
+        dense.zero_grad()
+        for table in tables.values():
+            table.learns.step()
+            table.learns.zero_grad()
+    assert 0 < left_out < MICRO_BATCHES * len(steps)
+    return [table.values() for table in tables.values()]
+
+
+@pytest.mark.parametrize(
+    ("cuts", "widths"),
+    [
+        *(([2], [1]), ([2], [2]), ([2], [3]), ([1, 2], [1, 1]), ([1, 2], [2, 1])),
+        *(([0, 1, 2], [1, 2, 1]), ([0, 2], [3, 2])),
+    ],
+)
+def test_rows_without_a_gradient_stay_as_they_are(cuts, widths):
+    pipeline = Pipeline(job_of(), seeded(Histories), cuts, widths, batches(), MICRO_BATCHES)
+    pipeline.run()
+    keys = np.arange(KEYS, dtype=np.uint64)
+    for (_, table), expected in zip(
+        sorted(pipeline.client.tables.items()), plain_rows(batches()), strict=True
+    ):
+        np.testing.assert_allclose(table.pull(keys, True), expected, rtol=1e-5, atol=1e-6)
