@@ -20,6 +20,7 @@ from workers.offload.packed import PackedExperts
 
 LAYERS, EXPERTS, BATCH, OVER = 3, 32, 256, 4  # OVER: the model with its states is so many memories
 _WEIGHTS = 2 * WIDTH * HIDDEN * 4  # bytes of an expert
+MEMORY = 3 * _WEIGHTS * EXPERTS * LAYERS // OVER
 
 
 def rounds(work: Path, count: int, is_over: Callable[[], bool]) -> dict[str, Any]:
@@ -28,23 +29,23 @@ def rounds(work: Path, count: int, is_over: Callable[[], bool]) -> dict[str, Any
     resident = Big(layers=LAYERS)
     model = copy.deepcopy(resident)
     theirs, ours = Adam(resident.parameters()), Adam(model.parameters())
-    memory = 3 * _WEIGHTS * EXPERTS * LAYERS // OVER
-    found: dict[str, Any] = {"memory": memory, "batch": BATCH, "rounds": []}
+    found: dict[str, Any] = {"memory": MEMORY, "batch": BATCH, "rounds": []}
     with tempfile.TemporaryDirectory(dir=work, prefix="training-") as folder:
         path = Path(folder) / "experts"
-        handle = offload_training(model, ours, memory, path=path)
+        handle = offload_training(model, ours, MEMORY, path=path)
         disk = Disk(work)
         with handle:
             for number in range(count + 1):
                 before = disk.speed(0.3), write_speed(Path(folder) / "scratch")
-                taken = _step(resident, theirs, number)
-                read, written = handle.stats.bytes_read, handle.bytes_written
+                taken = step(resident, theirs, number)
+                stats, written = handle.stats, handle.bytes_written
                 told = {
                     "resident": taken,
-                    "seconds": _step(model, ours, number),
-                    "read": handle.stats.bytes_read - read,
+                    "seconds": step(model, ours, number),
                     "written": handle.bytes_written - written,
                 }
+                since = handle.stats - stats
+                told |= {"read": since.bytes_read, "waited": since.waited}
                 after = disk.speed(0.3), write_speed(Path(folder) / "scratch")
                 told["disk"], told["disk_writes"] = zip(before, after, strict=True)
                 if number:  # in the first one both make their states
@@ -52,12 +53,15 @@ def rounds(work: Path, count: int, is_over: Callable[[], bool]) -> dict[str, Any
                 if is_over():
                     break
             handle.save(Path(folder) / "saved")
-        found["equal"] = _equal(Path(folder) / "saved", resident)
+        found["equal"] = equal(Path(folder) / "saved", resident)
     return found
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
-    x = inputs(number, BATCH)
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, number: int, batch: int = BATCH
+) -> float:
+    """Seconds of one."""
+    x = inputs(number, batch)
     begin = time.perf_counter()
     optimizer.zero_grad()
     model(x).square().mean().backward()
@@ -65,7 +69,8 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> fl
     return time.perf_counter() - begin
 
 
-def _equal(path: Path, resident: nn.Module) -> bool:
+def equal(path: Path, resident: nn.Module) -> bool:
+    """Whether a file has a model's experts, bit for bit."""
     theirs = dict(resident.named_parameters())
     with PackedExperts(path) as packed:
         return all(

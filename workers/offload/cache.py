@@ -1,5 +1,6 @@
 """Experts in memory as they are needed: slots of one size, and a policy that says who gives way."""
 
+from bisect import bisect_right
 from collections.abc import Generator, Sequence
 from contextlib import closing
 
@@ -8,7 +9,7 @@ from workers.offload.memory import fixed
 from workers.offload.packed import PackedExperts
 from workers.offload.policy import Policy
 from workers.offload.readers import Read
-from workers.offload.residents import Residents
+from workers.offload.residents import Residents, Turn
 from workers.offload.store import Guess, Ready, Store
 
 _FADES = 1 / 32  # the share of the latest guess in how often guesses are right
@@ -63,10 +64,10 @@ class Cache(Store):
         keys = [first + e for e in experts]
         self._learn(keys)
         left = sum(key not in slots for key in keys)
-        with closing(self._residents.turns(keys)) as turns:
+        with closing(self._turns(keys, guess)) as turns:
             for turn in turns:
                 for key, slot in turn.begin:
-                    self._begin(layer, key, slot)
+                    self._begin(key, slot)
                 left -= len(turn.begin)
                 if left == 0 and guess is not None and self._right:
                     self._look_ahead(guess())  # which is read behind these
@@ -87,12 +88,17 @@ class Cache(Store):
     def close(self) -> None:
         """See `Store`; the memory is given back, but for what others have views of."""
         super().close()
+        self._reads.clear()  # which have views of it
         self.memory, self._view = self.memory.new_empty(0, 0), memoryview(b"")
+
+    def _turns(self, keys: Sequence[int], guess: Guess | None) -> Generator[Turn, None, None]:
+        """Of a forward that needs these."""
+        return self._residents.turns(keys)
 
     def _count(self) -> None:
         self._stats.hits, self._stats.misses = self._residents.hits, self._residents.misses
 
-    def _begin(self, layer: int, key: int, slot: int) -> None:
+    def _begin(self, key: int, slot: int) -> None:
         """Have it read."""
         if key in self._ahead:
             place, read = self._ahead.pop(key)
@@ -101,16 +107,24 @@ class Cache(Store):
             self._stats.ahead += 1
             self.readers.hurry(read)
         else:
-            read = self._read(layer, key, self._place[slot])
+            read = self._read(key, self._place[slot])
             self.readers.begin(read)
         self._reads[key] = read
 
-    def _read(self, layer: int, key: int, place: int) -> Read:
+    def _read(self, key: int, place: int) -> Read:
         """An expert's, to a place."""
-        begin, size = place * self.memory.shape[1], self._extents[layer]
-        self._stats.bytes_read += size
-        into = [self._view[begin : begin + size]]
-        return Read(self.packed, key, layer, key - self._first[layer], into)
+        layer = self._layer_of(key)
+        into = self._extent_at(place, layer)
+        self._stats.bytes_read += into.nbytes
+        return Read(self.packed, key, layer, key - self._first[layer], [into])
+
+    def _layer_of(self, key: int) -> int:
+        return bisect_right(self._first, key) - 1
+
+    def _extent_at(self, place: int, layer: int) -> memoryview:
+        """The bytes at a place of an expert of a layer."""
+        begin = place * self.memory.shape[1]
+        return self._view[begin : begin + self._extents[layer]]
 
     def _learn(self, keys: Sequence[int]) -> None:
         """See which guesses were right, and read no more of the others."""
@@ -139,7 +153,7 @@ class Cache(Store):
             if (i := next(free, None)) is None:
                 return
             place, _ = self._spare.pop(i)
-            read = self._read(layer, key, place)
+            read = self._read(key, place)
             self._ahead[key] = place, read
             self.readers.begin_ahead(read)
 

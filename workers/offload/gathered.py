@@ -134,7 +134,8 @@ class GatheredExperts(ArrivingExperts):
         super().__init__(store, "train.offload: it")
         self._courses, self._folder = courses, folder
         self.rooms = rooms
-        self._step, self._applied = step, applied
+        self._first = self._step = step
+        self._applied = applied
         self.slots, self.lock = store.slots, RLock()
 
     @property
@@ -211,10 +212,9 @@ class GatheredExperts(ArrivingExperts):
             for layer, (course, all_of_it) in enumerate(zip(self._courses, counts, strict=True)):
                 backwards, *parts = all_of_it.tolist()
                 course.used = backwards > 0
+                course.norms[:, torch.tensor(parts) == 0] = 0
                 if add_up is not None:
                     self._add_up(layer, course, backwards, parts, add_up)
-                else:
-                    course.norms[:, torch.tensor(parts) == 0] = 0
 
     def squared_norms(self) -> list[float]:
         """Of the step's gradient: of w1 and w2 of each layer that has any, in order."""
@@ -232,7 +232,7 @@ class GatheredExperts(ArrivingExperts):
                 course.applied.append(noted)
             if len(course.applied) >= _MOST_STEPS:
                 with self.lock:
-                    for _ in self.arrive(layer, range(course.at.experts)):
+                    for _ in self._bring(layer, range(course.at.experts)):
                         pass
                 course.before, course.applied = course.steps, []
         self._applied += 1
@@ -253,7 +253,7 @@ class GatheredExperts(ArrivingExperts):
         self.apply(1.0)
         with self.lock:
             for layer, experts in enumerate(gathered):
-                for _ in self.arrive(layer, experts):
+                for _ in self._bring(layer, experts):
                     pass
 
     def weights(self) -> dict[str, Tensor]:
@@ -276,10 +276,14 @@ class GatheredExperts(ArrivingExperts):
         """Have other weights, by the names of `weights`; what the optimizer keeps stays."""
         with self.lock:
             for layer, course in enumerate(self._courses):
-                for e, tensors in self.arrive(layer, range(course.at.experts)):
+                for e, tensors in self._bring(layer, range(course.at.experts)):
                     for key in WEIGHTS:
                         tensors[key].copy_(weights[f"{course.at.name}.{key}"][e])
                     self._store.changed.add(self._store.key(layer, e))
+
+    def line(self) -> str:
+        """What the disk has cost so far, in a line."""
+        return self._told(self._step - self._first)
 
     def close(self) -> None:
         """Give up memory and file."""
@@ -301,18 +305,17 @@ class GatheredExperts(ArrivingExperts):
     ) -> None:
         """Sum those that any worker has, in one order on all of them."""
         course.backwards = backwards
-        for e, count in enumerate(parts):
-            if not count:
-                course.norms[:, e] = 0
-                continue
-            for _, tensors in self.arrive(layer, [e]):
+        summed = [e for e, count in enumerate(parts) if count]
+        for i, e in enumerate(summed):
+            ahead = [(layer, one) for one in summed[i + 1 : i + self.slots]]
+            for _, tensors in self._bring(layer, [e], ahead):
                 gradients = _gradients(tensors)
                 self._store.changed.add(self._store.key(layer, e))
                 if course.gathered[e] != self._step:
                     for one in gradients:
                         one.zero_()
                 add_up(gradients)
-                course.gathered[e], course.parts[e] = self._step, count
+                course.gathered[e], course.parts[e] = self._step, parts[e]
                 course.norms[:, e] = norms(gradients)
 
     def _stacks(
@@ -327,7 +330,7 @@ class GatheredExperts(ArrivingExperts):
                     shape = course.at.experts, *one.shape
                     stacks[one.name] = mapped(self._folder, shape, one.dtype)
             with self.lock:
-                for e, tensors in self.arrive(layer, range(course.at.experts)):
+                for e, tensors in self._bring(layer, range(course.at.experts)):
                     for name, stack in stacks.items():
                         stack[e] = tensors[name]
             for name, stack in stacks.items():

@@ -86,7 +86,7 @@ class PackedExperts(Closing):
         into: list[memoryview],
         expected: Sequence[int | None],
         before: Callable[[int, int], None] | None = None,
-    ) -> _reads.Read:
+    ) -> _reads.Transfer:
         """A read of experts that follow one another, for threads that need no interpreter.
 
         Args:
@@ -97,7 +97,7 @@ class PackedExperts(Closing):
                 on; so a disk can be as slow as wanted.
         """
         at = self.layers[layer].at(first)
-        return _reads.Read(self._file, self.direct, at, into, expected, before)
+        return _reads.Transfer(self._file, self.direct, False, at, into, expected, before)
 
     def to_compare(self, layer: int, expert: int) -> int | None:
         """The checksum that a read of an extent is to be compared with, if it is."""

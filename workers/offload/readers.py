@@ -1,4 +1,4 @@
-"""Threads that read experts, and how long the disk has had work.
+"""Threads that read experts, and write them, and how long the disk has had work.
 
 The threads are those of the native module, which need no interpreter: threads of Python would each
 wait for its lock behind the one that computes, and hold that up when they got it.
@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from chassis.closing import Closing
 from workers.offload.engine import _reads
 from workers.offload.packed import PackedExperts
+from workers.offload.writes import Write
 
-_PART = 2 << 20  # bytes that are read by one call: fewer cost more, in threads that wake
+_PART = 2 << 20  # bytes that are moved by one call: fewer cost more, in threads that wake
 _PART_AHEAD = 512 << 10  # and ahead: so much of a wrong guess is in the way of others at most
 
 
@@ -69,13 +70,13 @@ class Read:
 
 
 class Readers(Closing):
-    """Reads of files by several threads, for one caller; they end in any order.
+    """Reads and writes of files by several threads, for one caller; they end in any order.
 
     Reads ahead are made by one thread of their own, part by part and while no others are made, so
     that of one that turns out to be of no use a single part is in the way of others.
 
     Args:
-        threads: that read.
+        threads: that read and write.
         ahead: whether reads ahead are made.
     """
 
@@ -84,7 +85,7 @@ class Readers(Closing):
 
     @property
     def busy(self) -> float:
-        """Seconds in which reads were under way."""
+        """Seconds in which reads or writes were under way."""
         return self._native.busy
 
     @property
@@ -97,9 +98,13 @@ class Readers(Closing):
         """Parts of reads that were begun and have not ended."""
         return self._native.flying
 
-    def begin(self, read: Read) -> None:
-        """Have it read; it is `done` when it has ended."""
-        self._native.begin(read.native, _PART)
+    def begin(self, transfer: Read | Write, then: Read | None = None) -> None:
+        """Have it made; it is `done` when it has ended.
+
+        Args:
+            then: is made when that is done, to the same memory, and fails of what that fails of.
+        """
+        self._native.begin(transfer.native, _PART, None if then is None else then.native)
 
     def begin_ahead(self, read: Read) -> None:
         """Have it read while nothing is that was begun otherwise, and behind others ahead.
@@ -128,8 +133,18 @@ class Readers(Closing):
             if read.done and read.error is None:
                 read.packed.compared(read.layer, read.first, len(read.into))
 
+    def finish(self, write: Write) -> None:
+        """Wait until one is done, and see that it went well.
+
+        Raises:
+            OSError: the disk fails, or is full.
+            KeyboardInterrupt, or as `wait`.
+        """
+        self._native.wait([write.native])
+        write.end()
+
     def close(self) -> None:
-        """Wait for reads that are under way.
+        """Wait for what is under way.
 
         Raises:
             KeyboardInterrupt, or what another handler of a signal raises; to be repeated then, or

@@ -25,11 +25,16 @@ class Residents:
     Args:
         slots: experts that have room, at least one.
         policy: who gives way.
+
+    Attributes:
+        early: keys that were read ahead and not needed since.
+        foreseen: of the misses, those that were.
     """
 
     def __init__(self, slots: int, policy: Policy) -> None:
         self.slot: dict[int, int] = {}
-        self.hits = self.misses = 0
+        self.hits = self.misses = self.foreseen = 0
+        self.early: set[int] = set()
         self._free = list(reversed(range(slots)))
         self._held: set[int] = set()
         self._policy = policy
@@ -40,13 +45,8 @@ class Residents:
         Who is in memory comes first. None gives way that was not yet given. Where all have room,
         the second turn is the last, and all are asked for in the first.
         """
-        hits = [key for key in keys if key in self.slot]
-        missing = deque(key for key in keys if key not in self.slot)
-        self.hits, self.misses = self.hits + len(hits), self.misses + len(missing)
+        hits, missing = self._come(keys)
         try:
-            for key in hits:
-                self._held.add(key)
-                self._policy.used(key)
             begin = self._begin(missing)
             yield Turn(begin, hits)
             self._held.difference_update(hits)
@@ -62,10 +62,54 @@ class Residents:
         finally:
             self._held.clear()
 
+    def turns_ahead(self, keys: Sequence[int], ahead: Sequence[int]) -> Generator[Turn, None, None]:
+        """The same, one by one, so that each makes room for another as soon as it was given.
+
+        Once all of these are asked for, those are that are expected next, as far as there is room:
+        none gives way to them that was not yet given, and none that is expected itself.
+        """
+        hits, missing = self._come(keys)
+        waiting, expected = deque(hits), set(ahead)
+        later: deque[int] | None = None
+        try:
+            while True:
+                begin = self._begin(missing)
+                waiting.extend(key for key, _ in begin)
+                if not missing:
+                    if later is None:
+                        self._held.update(key for key in ahead if key in self.slot)
+                        later = deque(key for key in ahead if key not in self.slot)
+                    early = self._begin(later)
+                    self.early.update(key for key, _ in early)
+                    begin += early
+                if not (begin or waiting):
+                    return
+                given = [waiting.popleft()] if waiting else []
+                yield Turn(begin, given)
+                if later is None or not expected.issuperset(given):
+                    self._held.difference_update(given)
+        finally:
+            self._held.clear()
+
     def forget(self, key: int) -> None:
         """It is not in memory: its read failed."""
         self._policy.left(key)
+        self.early.discard(key)
         self._free.append(self.slot.pop(key))
+
+    def _come(self, keys: Sequence[int]) -> tuple[list[int], deque[int]]:
+        """Those that are in memory, which are held from now on, and those that are not."""
+        hits = [key for key in keys if key in self.slot and key not in self.early]
+        early = [key for key in keys if key in self.early]
+        missing = deque(key for key in keys if key not in self.slot)
+        for key in hits:  # of those that were read ahead the policy knows since
+            self._policy.used(key)
+        self._held.update(hits, early)
+        self.early.difference_update(early)
+        self.hits += len(hits)
+        self.misses += len(early) + len(missing)
+        self.foreseen += len(early)
+        return hits + early, missing
 
     def _begin(self, missing: deque[int]) -> list[tuple[int, int]]:
         """Give slots to as many of these as there are any for."""

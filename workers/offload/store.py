@@ -37,7 +37,7 @@ class Stats:
     bytes_read: from the file.
     bytes_wasted: of these, of experts that were read ahead and not needed.
     ahead: of the misses, those whose read was begun before the layer was called.
-    waited: seconds in which nothing was computed, for a read.
+    waited: seconds in which nothing was computed, for a read or a write.
     tokens: that went through the model's first layer with experts.
     seconds: in forwards of the model, without what its caller does between them.
     disk_busy: seconds of these in which reads were under way.

@@ -6,15 +6,15 @@ different steps, or torn, is known. They come when it is closed, and then it is 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from workers.offload.layout import ExpertFileError, LayerAt, TensorAt, pack_header, view_of
+from workers.offload.engine import _reads
+from workers.offload.layout import ExpertFileError, LayerAt, TensorAt, pack_header
 from workers.offload.packed import PackedExperts
 from workers.offload.source import Source
 from workers.offload.updates import Rule
@@ -67,23 +67,26 @@ class TrainedExperts(PackedExperts):
             self.close()
             raise
 
-    def write(self, layer: int, expert: int, extent: Tensor) -> None:
-        """Write an expert, page-aligned uint8 [extent], to its place.
+    def native_write(
+        self,
+        layer: int,
+        expert: int,
+        extent: memoryview,
+        before: Callable[[int, int], None] | None = None,
+    ) -> _reads.Transfer:
+        """A write of an expert to its place, for threads that need no interpreter.
 
-        Raises:
-            OSError: the disk fails, or is full.
+        Args:
+            layer, expert: of the file, and of the layer.
+            extent: page-aligned, as long as one; stays as it is until the write is done.
+            before: as of `native_read`.
         """
-        view = view_of(extent)
-        # Before the first byte: what is torn then differs from it.
-        self.checksums[layer][expert] = crc32(view)
         at = self.layers[layer].at(expert)
-        begin, size = at, len(view)
-        while view:
-            done = os.pwritev(self._file, [view], at)
-            view, at = view[done:], at + done
-        if not self.direct:
-            os.fdatasync(self._file)
-            os.posix_fadvise(self._file, begin, size, os.POSIX_FADV_DONTNEED)
+        return _reads.Transfer(self._file, self.direct, True, at, [extent], [None], before)
+
+    def was_written(self, layer: int, expert: int, checksum: int) -> None:
+        """An expert was, and reads are compared with this from now on."""
+        self.checksums[layer][expert] = checksum
 
     def finish(self) -> None:
         """All experts are written, and of one step: the file is whole.

@@ -118,6 +118,10 @@ class Training(ArrivingExperts):
         if self._period and self._steps % self._period == 0:
             self.flush()
 
+    def line(self) -> str:
+        """What the disk has cost so far, in a line."""
+        return self._told(self._steps)
+
     def flush(self) -> None:
         """Write all that have changed to the file. It is whole when this is closed, not before.
 
@@ -146,6 +150,7 @@ class Training(ArrivingExperts):
         is told.
         """
         if self._closed:
+            self._store.close()  # which may have been interrupted
             return
         self._closed = True
         try:
@@ -159,9 +164,8 @@ class Training(ArrivingExperts):
 
     def _catch_all_up(self, layer: int) -> None:
         """Have all experts of a layer be of the same step."""
-        for expert in range(self._store.packed.layers[layer].experts):
-            for _ in self.arrive(layer, [expert]):
-                pass
+        for _ in self._bring(layer, range(self._store.packed.layers[layer].experts)):
+            pass
 
     def _catch_up(self, layer: int, expert: int, tensors: dict[str, Tensor]) -> None:
         """Make the steps in which it got no tokens."""
@@ -204,7 +208,8 @@ class Training(ArrivingExperts):
         kept = layer.tensors if states else weights_of(layer)
 
         def expert(number: int) -> Sequence[Tensor]:
-            for _, tensors in self.arrive(index, [number]):
+            ahead = range(number + 1, min(number + self.slots, layer.experts))
+            for _, tensors in self._bring(index, [number], [(index, e) for e in ahead]):
                 return [tensors[one.name].clone() for one in kept]
             raise AssertionError
 

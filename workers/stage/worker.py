@@ -367,6 +367,8 @@ class Worker:
         executor.train(source, on_pause)
         share.batches.close()
         _log.info("trained in %.1f s", executor.progress.train_seconds)
+        if (outside := outside_of(self._share.graph.module)) is not None:
+            _log.info("%s", outside.line())
 
     def _settle_tables(self, parts: Parts, topology: Topology) -> None:
         """Wait until the tables hold what the training begins with.

@@ -163,7 +163,7 @@ def test_of_a_read_that_is_dropped_nothing_more_is_read(tmp_path: Path) -> None:
     begun, goes_on = Event(), Event()
 
     class Held(PackedExperts):
-        def native_read(self, *given: Any) -> _reads.Read:
+        def native_read(self, *given: Any) -> _reads.Transfer:
             def hold(_: int, at: int) -> None:
                 parts.append(at)
                 begun.set()

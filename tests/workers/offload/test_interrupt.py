@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from workers.offload.layout import ExpertFileError
+from workers.offload.trained import TrainedExperts
+
 LIMIT_S = 120  # only a hang reaches it
 
 # Reads hang, in the threads that read, while `goes_on` is not set.
@@ -89,6 +92,38 @@ with torch.no_grad():
 """
 )
 
+_TRAINING = (
+    _HANGS
+    + """
+from heterps import offload_training
+from workers.offload.trained import TrainedExperts
+
+PackedExperts.native_read = real
+real = TrainedExperts.native_write
+TrainedExperts.native_write = native_read
+model = MoE(16, 8, 16, k=1, seed=1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+handle = offload_training(model, optimizer, 4 * 4096, path=path)
+assert handle.slots == 2
+
+def step():
+    model(torch.randn(200, 16)).sum().backward()
+    optimizer.step()
+
+step()
+goes_on.clear()
+threading.Thread(target=lambda: (begun.wait(), say("hangs")), daemon=True).start()
+try:
+    step()
+except KeyboardInterrupt:
+    say("interrupted")
+interrupted(handle.close)
+goes_on.set()
+handle.close()
+say("closed")
+"""
+)
+
 _FORGOTTEN = (
     _HANGS
     + """
@@ -150,3 +185,11 @@ def test_threads_that_hang_are_left_behind_with_their_memory(tmp_path: Path) -> 
     said, errors = _interrupt(_FORGOTTEN, str(tmp_path / "experts"), "")
     assert said == ["interrupted", "read"]
     assert "KeyboardInterrupt" in errors
+
+
+def test_a_step_is_interrupted_while_a_write_hangs_and_so_is_the_close(tmp_path: Path) -> None:
+    """What was trained is not taken for whole."""
+    said, _ = _interrupt(_TRAINING, str(tmp_path / "experts"), "")
+    assert said == ["interrupted"] * 2 + ["closed"]
+    with pytest.raises(ExpertFileError, match="broken off"):
+        TrainedExperts(tmp_path / "experts")

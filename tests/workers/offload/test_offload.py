@@ -131,7 +131,7 @@ def test_bits_are_those_of_the_resident_model(
 class Slow(PackedExperts):
     """A disk that takes its time, longest for the expert that was asked for first."""
 
-    def native_read(self, layer: int, first: int, *given: Any) -> _reads.Read:
+    def native_read(self, layer: int, first: int, *given: Any) -> _reads.Transfer:
         def wait(extent: int, _: int) -> None:
             time.sleep(0.002 * (5 - (first + extent) % 5))
 

@@ -62,7 +62,7 @@ def test_what_is_forgotten_while_it_is_read_keeps_its_memory(tmp_path: Path, for
     begun, goes_on = Event(), Event()
 
     class Held(PackedExperts):
-        def native_read(self, *given: Any) -> _reads.Read:
+        def native_read(self, *given: Any) -> _reads.Transfer:
             def hold(*_: int) -> None:
                 begun.set()
                 goes_on.wait()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from heterps import MoE, aux_loss, offload, offload_training
+from workers.offload.engine import _reads
 from workers.offload.layout import ExpertFileError
 from workers.offload.packed import PackedExperts
 from workers.offload.policy import POLICIES
@@ -311,17 +312,19 @@ def test_a_disk_that_fails_breaks_the_training_off(
     memory = 2 * extent_of(model, "adam") + 3 * (16 * 16 * 3 * 4)
     handle = offload_training(model, optimizer, memory, path=tmp_path / "experts")
 
-    def fail(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+    def full(_: Any, __: int, ___: int, extent: memoryview) -> _reads.Transfer:
+        return _reads.Transfer(device, False, True, 0, [extent], [None], None)
 
-    monkeypatch.setattr(TrainedExperts, "write", fail)
-    with pytest.raises(OSError, match="No space left"):
-        step(model, optimizer, 0, 30, True)
-    with pytest.raises(RuntimeError, match="broken off"), torch.no_grad():
-        model(torch.randn(9, 16))
-    with pytest.raises(RuntimeError, match="broken off"):
-        handle.save(tmp_path / "saved")
-    handle.close()
+    with Path("/dev/full").open("wb") as stream:
+        device = stream.fileno()
+        monkeypatch.setattr(TrainedExperts, "native_write", full)
+        with pytest.raises(OSError, match="No space left"):
+            step(model, optimizer, 0, 30, True)
+        with pytest.raises(RuntimeError, match="broken off"), torch.no_grad():
+            model(torch.randn(9, 16))
+        with pytest.raises(RuntimeError, match="broken off"):
+            handle.save(tmp_path / "saved")
+        handle.close()
     with pytest.raises(ExpertFileError, match="broken off"):
         TrainedExperts(tmp_path / "experts")
 

@@ -20,6 +20,7 @@ from tests.workers.stage.test_validation import STEPS, held_out, validated
 from workers.learning.precision import LossScale, Precision
 from workers.moe.layer import MoE
 from workers.offload import gathered
+from workers.offload.engine import _reads
 from workers.offload.layout import ExpertFileError, view_of
 from workers.offload.packed import aligned
 from workers.offload.policy import POLICIES
@@ -220,34 +221,33 @@ def test_a_disk_that_fails_ends_the_training(tmp_path, monkeypatch):
     def full(self, layer, expert, extent):
         written.append(expert)
         if len(written) > 9:
-            raise OSError(errno.ENOSPC, "it is full by now")
+            return _reads.Transfer(device, False, True, 0, [extent], [None], None)
         return write(self, layer, expert, extent)
 
-    write = TrainedExperts.write
-    monkeypatch.setattr(TrainedExperts, "write", full)
-    with pytest.raises(OSError, match="it is full by now"):
-        trained(case)
+    write = TrainedExperts.native_write
+    monkeypatch.setattr(TrainedExperts, "native_write", full)
+    with Path("/dev/full").open("wb") as stream:
+        device = stream.fileno()
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            trained(case)
 
 
 def test_an_expert_that_was_torn_ends_the_training(tmp_path, monkeypatch):
     case = offloaded(two(), tmp_path)
     written = []
 
-    def torn(self, layer, expert, extent):
-        write(self, layer, expert, extent)
+    def torn(self, layer, expert, checksum):
+        note(self, layer, expert, checksum)
         written.append(expert)
         if len(written) == 9:
-            other = extent.clone()
-            other[5] += 1
-            os.pwrite(self._file, view_of(aligned_as(other)), self.layers[layer].at(expert))
+            at = self.layers[layer].at(expert)
+            page = aligned(PAGE)
+            os.preadv(self._file, [view_of(page)], at)
+            page[5] += 1
+            os.pwrite(self._file, view_of(page), at)
 
-    def aligned_as(values):
-        made = aligned(len(values))
-        made.copy_(values)
-        return made
-
-    write = TrainedExperts.write
-    monkeypatch.setattr(TrainedExperts, "write", torn)
+    note = TrainedExperts.was_written
+    monkeypatch.setattr(TrainedExperts, "was_written", torn)
     with pytest.raises(ExpertFileError, match="it was damaged"):
         trained(case)
 

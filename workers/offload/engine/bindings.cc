@@ -57,12 +57,12 @@ class Function {
   nb::object function_;
 };
 
-ReadPtr MakeRead(int file, bool direct, uint64_t at, nb::list into,
-                 const std::vector<std::optional<uint32_t>>& expected, nb::object before) {
+TransferPtr MakeTransfer(int file, bool direct, bool writes, uint64_t at, nb::list memory,
+                         const std::vector<std::optional<uint32_t>>& expected, nb::object before) {
   auto buffers = std::make_shared<Buffers>();
   std::vector<Extent> extents;
-  for (size_t i = 0; i < nb::len(into); ++i) {
-    const Py_buffer& view = buffers->Add(into[i]);
+  for (size_t i = 0; i < nb::len(memory); ++i) {
+    const Py_buffer& view = buffers->Add(memory[i]);
     const auto size = static_cast<uint64_t>(view.len);
     extents.push_back({at, static_cast<char*>(view.buf), size, expected.at(i)});
     at += size;
@@ -72,8 +72,8 @@ ReadPtr MakeRead(int file, bool direct, uint64_t at, nb::list into,
     auto function = std::make_shared<Function>(std::move(before));
     called = [function](size_t extent, uint64_t from) { (*function)(extent, from); };
   }
-  return std::make_shared<Read>(file, direct, std::move(extents), std::move(buffers),
-                                std::move(called));
+  return std::make_shared<Transfer>(file, direct, writes, std::move(extents), std::move(buffers),
+                                    std::move(called));
 }
 
 // Whether no signal has come whose handler raises; what it raised is set then.
@@ -126,21 +126,21 @@ uint32_t ChecksumOf(nb::handle object) {
 
 NB_MODULE(_reads, m) {
   nb::set_leak_warnings(false);  // what lives until exit is not a leak
-  m.doc() = "Threads that read parts of a file (see workers/offload/readers.py)";
+  m.doc() = "Threads that read and write parts of a file (see workers/offload/readers.py)";
   m.def("checksum", &ChecksumOf, "data"_a);
-  nb::enum_<Read::Kind>(m, "Kind")
-      .value("FINE", Read::Kind::kFine)
-      .value("ERRNO", Read::Kind::kErrno)
-      .value("SHORT", Read::Kind::kShort)
-      .value("DAMAGED", Read::Kind::kDamaged)
-      .value("DROPPED", Read::Kind::kDropped)
-      .value("THROWN", Read::Kind::kThrown);
-  nb::class_<Read>(m, "Read")
-      .def(nb::new_(&MakeRead), "file"_a, "direct"_a, "at"_a, "into"_a, "expected"_a,
-           "before"_a.none())
-      .def_prop_ro("done", &Read::done)
-      .def_prop_ro("outcome", [](const Read& self) {
-        const Read::Outcome& one = self.outcome();
+  nb::enum_<Transfer::Kind>(m, "Kind")
+      .value("FINE", Transfer::Kind::kFine)
+      .value("ERRNO", Transfer::Kind::kErrno)
+      .value("SHORT", Transfer::Kind::kShort)
+      .value("DAMAGED", Transfer::Kind::kDamaged)
+      .value("DROPPED", Transfer::Kind::kDropped)
+      .value("THROWN", Transfer::Kind::kThrown);
+  nb::class_<Transfer>(m, "Transfer")
+      .def(nb::new_(&MakeTransfer), "file"_a, "direct"_a, "writes"_a, "at"_a, "memory"_a,
+           "expected"_a, "before"_a.none())
+      .def_prop_ro("done", &Transfer::done)
+      .def_prop_ro("outcome", [](const Transfer& self) {
+        const Transfer::Outcome& one = self.outcome();
         return nb::make_tuple(one.kind, one.error, one.extent, one.found);
       });
   const nb::call_guard<nb::gil_scoped_release> released;
@@ -148,26 +148,29 @@ NB_MODULE(_reads, m) {
       .def(nb::init<size_t, bool>(), "threads"_a, "ahead"_a)
       .def(
           "begin",
-          [](Owner& self, const ReadPtr& read, uint64_t part) { self.readers->Begin(read, part); },
-          "read"_a, "part"_a, released)
+          [](Owner& self, const TransferPtr& transfer, uint64_t part, const TransferPtr& then) {
+            self.readers->Begin(transfer, part, then);
+          },
+          "transfer"_a, "part"_a, "then"_a.none(), released)
       .def(
           "begin_ahead",
-          [](Owner& self, const ReadPtr& read, uint64_t part) {
-            self.readers->BeginAhead(read, part);
+          [](Owner& self, const TransferPtr& transfer, uint64_t part) {
+            self.readers->BeginAhead(transfer, part);
           },
-          "read"_a, "part"_a, released)
+          "transfer"_a, "part"_a, released)
       .def(
-          "hurry", [](Owner& self, const ReadPtr& read) { self.readers->Hurry(read); }, "read"_a,
-          released)
+          "hurry", [](Owner& self, const TransferPtr& transfer) { self.readers->Hurry(transfer); },
+          "transfer"_a, released)
       .def(
-          "drop", [](Owner& self, const ReadPtr& read) { return self.readers->Drop(read); },
-          "read"_a, released)
+          "drop",
+          [](Owner& self, const TransferPtr& transfer) { return self.readers->Drop(transfer); },
+          "transfer"_a, released)
       .def(
           "wait",
-          [](Owner& self, const std::vector<ReadPtr>& reads) {
-            OrRaise(self.readers->Wait(reads, Uninterrupted));
+          [](Owner& self, const std::vector<TransferPtr>& transfers) {
+            OrRaise(self.readers->Wait(transfers, Uninterrupted));
           },
-          "reads"_a, released)
+          "transfers"_a, released)
       .def(
           "close", [](Owner& self) { OrRaise(self.readers->Close(Uninterrupted)); }, released)
       .def_prop_ro("busy", [](const Owner& self) { return self.readers->busy(); })

@@ -18,15 +18,42 @@ double Seconds(std::chrono::steady_clock::duration time) {
 }
 
 // 0, an errno, or -1 where the file ends early.
-int ReadFully(int file, char* to, uint64_t size, uint64_t at) {
+int MoveFully(bool writes, int file, char* memory, uint64_t size, uint64_t at) {
   while (size > 0) {
-    const ssize_t done = ::pread(file, to, size, static_cast<off_t>(at));
+    const auto place = static_cast<off_t>(at);
+    const ssize_t done =
+        writes ? ::pwrite(file, memory, size, place) : ::pread(file, memory, size, place);
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) return errno;
-    if (done == 0) return -1;
-    to += done, size -= static_cast<uint64_t>(done), at += static_cast<uint64_t>(done);
+    if (done == 0) return writes ? EIO : -1;
+    memory += done, size -= static_cast<uint64_t>(done), at += static_cast<uint64_t>(done);
   }
   return 0;
+}
+
+void GiveBack(int file, uint64_t at, uint64_t size) {
+  ::posix_fadvise(file, static_cast<off_t>(at), static_cast<off_t>(size), POSIX_FADV_DONTNEED);
+}
+
+// What comes of a write whose bytes are all with the system.
+Transfer::Outcome Written(const Transfer& transfer) {
+  const Extent& extent = transfer.extents.front();
+  if (!transfer.direct) {
+    if (::fdatasync(transfer.file) != 0) return {Transfer::Kind::kErrno, errno, 0, 0};
+    GiveBack(transfer.file, extent.at, extent.size);
+  }
+  return {Transfer::Kind::kFine, 0, 0, Checksum(extent.memory, extent.size)};
+}
+
+// What comes of a read whose bytes are all there.
+Transfer::Outcome Compared(const Transfer& transfer) {
+  for (size_t i = 0; i < transfer.extents.size(); ++i) {
+    const Extent& extent = transfer.extents[i];
+    if (!extent.expected) continue;
+    const uint32_t found = Checksum(extent.memory, extent.size);
+    if (found != *extent.expected) return {Transfer::Kind::kDamaged, 0, i, found};
+  }
+  return {};
 }
 
 }  // namespace
@@ -36,50 +63,50 @@ Readers::Readers(size_t threads, bool ahead) : running_(threads + (ahead ? 1 : 0
   if (ahead) threads_.emplace_back([this] { WorkAhead(); });
 }
 
-void Readers::Begin(const ReadPtr& read, uint64_t part) {
-  {
-    std::lock_guard lock(mutex_);
-    Plan(*read, part);
+void Readers::Begin(const TransferPtr& transfer, uint64_t part, const TransferPtr& then) {
+  std::lock_guard lock(mutex_);
+  Plan(*transfer, part);
+  if (then) {
+    Plan(*then, part);
+    then->waits_ = true;
+    transfer->then_ = then;
   }
-  Hurry(read);
+  Ask(transfer);
 }
 
-void Readers::BeginAhead(const ReadPtr& read, uint64_t part) {
+void Readers::BeginAhead(const TransferPtr& transfer, uint64_t part) {
   {
     std::lock_guard lock(mutex_);
-    Plan(*read, part);
-    later_.push_back(read);
+    Plan(*transfer, part);
+    later_.push_back(transfer);
   }
   idle_.notify_one();
 }
 
-void Readers::Hurry(const ReadPtr& read) {
-  size_t parts;
-  {
-    std::lock_guard lock(mutex_);
-    parts = read->parts_.size() - read->begun_;
-    asked_.insert(asked_.end(), parts, read);
-  }
-  for (size_t i = 0; i < std::min(parts, threads_.size()); ++i) asked_for_.notify_one();
+void Readers::Hurry(const TransferPtr& transfer) {
+  std::lock_guard lock(mutex_);
+  Ask(transfer);
 }
 
-uint64_t Readers::Drop(const ReadPtr& read) {
+uint64_t Readers::Drop(const TransferPtr& transfer) {
   std::unique_lock lock(mutex_);
+  if (transfer->waits_) return 0;
   uint64_t size = 0;
-  const size_t count = read->parts_.size() - read->begun_;
-  for (; read->begun_ < read->parts_.size(); ++read->begun_) {
-    size += read->parts_[read->begun_].size;
+  const size_t count = transfer->parts_.size() - transfer->begun_;
+  for (; transfer->begun_ < transfer->parts_.size(); ++transfer->begun_) {
+    size += transfer->parts_[transfer->begun_].size;
   }
   if (count > 0) {
-    read->outcome_ = {Read::Kind::kDropped};
-    End(*read, count, lock);
+    transfer->outcome_ = {Transfer::Kind::kDropped};
+    End(*transfer, count, lock);
   }
   return size;
 }
 
-bool Readers::Wait(const std::vector<ReadPtr>& reads, const GoesOn& goes_on) {
+bool Readers::Wait(const std::vector<TransferPtr>& transfers, const GoesOn& goes_on) {
   const auto done = [&] {
-    return std::any_of(reads.begin(), reads.end(), [](const ReadPtr& one) { return one->done(); });
+    return std::any_of(transfers.begin(), transfers.end(),
+                       [](const TransferPtr& one) { return one->done(); });
   };
   if (done()) return true;
   const Clock::time_point begin = Clock::now();
@@ -131,16 +158,16 @@ size_t Readers::flying() const {
   return flying_;
 }
 
-void Readers::Plan(Read& read, uint64_t part) {
-  for (size_t i = 0; i < read.extents.size(); ++i) {
-    const uint64_t size = read.extents[i].size;
+void Readers::Plan(Transfer& transfer, uint64_t part) {
+  for (size_t i = 0; i < transfer.extents.size(); ++i) {
+    const uint64_t size = transfer.extents[i].size;
     for (uint64_t from = 0; from < size; from += part) {
-      read.parts_.push_back({i, from, std::min(part, size - from)});
+      transfer.parts_.push_back({i, from, std::min(part, size - from)});
     }
   }
-  read.left_ = read.parts_.size();
+  transfer.left_ = transfer.parts_.size();
   if (flying_ == 0) since_ = Clock::now();
-  flying_ += read.left_;
+  flying_ += transfer.left_;
 }
 
 void Readers::Work() {
@@ -148,12 +175,12 @@ void Readers::Work() {
   while (true) {
     asked_for_.wait(lock, [&] { return closed_ || !asked_.empty(); });
     if (asked_.empty()) return Leave();
-    ReadPtr read = std::move(asked_.front());
+    TransferPtr transfer = std::move(asked_.front());
     asked_.pop_front();
-    ReadNeeded(*read, lock);
+    MoveNeeded(*transfer, lock);
     if (asked_.empty() && needed_ == 0) idle_.notify_one();
     lock.unlock();
-    read.reset();  // what it keeps alive may need the interpreter's lock to go
+    transfer.reset();  // what it keeps alive may need the interpreter's lock to go
     lock.lock();
   }
 }
@@ -163,10 +190,11 @@ void Readers::WorkAhead() {
   while (true) {
     WaitForIdle(lock);
     if (closed_) return Leave();
-    ReadPtr read = later_.front();
-    if (!ReadNext(*read, lock) && !later_.empty() && later_.front() == read) later_.pop_front();
+    TransferPtr transfer = later_.front();
+    const bool made = MoveNext(*transfer, lock);
+    if (!made && !later_.empty() && later_.front() == transfer) later_.pop_front();
     lock.unlock();
-    read.reset();
+    transfer.reset();
     lock.lock();
   }
 }
@@ -180,62 +208,72 @@ void Readers::WaitForIdle(std::unique_lock<std::mutex>& lock) {
   idle_.wait(lock, [&] { return closed_ || (!later_.empty() && asked_.empty() && needed_ == 0); });
 }
 
-bool Readers::ReadNeeded(Read& read, std::unique_lock<std::mutex>& lock) {
+bool Readers::MoveNeeded(Transfer& transfer, std::unique_lock<std::mutex>& lock) {
   ++needed_;
-  const bool found = ReadNext(read, lock);
+  const bool found = MoveNext(transfer, lock);
   --needed_;
   return found;
 }
 
-bool Readers::ReadNext(Read& read, std::unique_lock<std::mutex>& lock) {
-  if (read.begun_ == read.parts_.size()) return false;
-  const Read::Part part = read.parts_[read.begun_++];
-  const Extent& extent = read.extents[part.extent];
-  Read::Outcome outcome{Read::Kind::kFine, 0, part.extent, 0};
-  if (read.outcome_.kind == Read::Kind::kFine) {
+bool Readers::MoveNext(Transfer& transfer, std::unique_lock<std::mutex>& lock) {
+  if (transfer.begun_ == transfer.parts_.size()) return false;
+  const Transfer::Part part = transfer.parts_[transfer.begun_++];
+  const Extent& extent = transfer.extents[part.extent];
+  Transfer::Outcome outcome{Transfer::Kind::kFine, 0, part.extent, 0};
+  if (transfer.outcome_.kind == Transfer::Kind::kFine) {
     lock.unlock();
     try {
-      if (read.before) read.before(part.extent, part.from);
+      if (transfer.before) transfer.before(part.extent, part.from);
       const uint64_t at = extent.at + part.from;
-      const int error = ReadFully(read.file, extent.to + part.from, part.size, at);
+      const int error =
+          MoveFully(transfer.writes, transfer.file, extent.memory + part.from, part.size, at);
       if (error != 0) {
-        outcome.kind = error < 0 ? Read::Kind::kShort : Read::Kind::kErrno;
+        outcome.kind = error < 0 ? Transfer::Kind::kShort : Transfer::Kind::kErrno;
         outcome.error = std::max(error, 0);
-      } else if (!read.direct) {
-        ::posix_fadvise(read.file, static_cast<off_t>(at), static_cast<off_t>(part.size),
-                        POSIX_FADV_DONTNEED);
+      } else if (!transfer.direct && !transfer.writes) {
+        GiveBack(transfer.file, at, part.size);
       }
     } catch (...) {
-      outcome.kind = Read::Kind::kThrown;
+      outcome.kind = Transfer::Kind::kThrown;
     }
     lock.lock();
-    if (outcome.kind != Read::Kind::kFine && read.outcome_.kind == Read::Kind::kFine) {
-      read.outcome_ = outcome;
+    if (outcome.kind != Transfer::Kind::kFine && transfer.outcome_.kind == Transfer::Kind::kFine) {
+      transfer.outcome_ = outcome;
     }
   }
-  End(read, 1, lock);
+  End(transfer, 1, lock);
   return true;
 }
 
-void Readers::End(Read& read, size_t parts, std::unique_lock<std::mutex>& lock) {
-  read.left_ -= parts;
+void Readers::End(Transfer& transfer, size_t parts, std::unique_lock<std::mutex>& lock) {
+  transfer.left_ -= parts;
   flying_ -= parts;
   if (flying_ == 0) busy_ += Clock::now() - since_;
-  if (read.left_ > 0) return;
-  if (read.outcome_.kind == Read::Kind::kFine) {  // nobody else has to do with it any more
-    Read::Outcome outcome;
+  if (transfer.left_ > 0) return;
+  if (transfer.outcome_.kind == Transfer::Kind::kFine) {  // nobody else has to do with it any more
     lock.unlock();
-    for (size_t i = 0; i < read.extents.size() && outcome.kind == Read::Kind::kFine; ++i) {
-      const Extent& extent = read.extents[i];
-      if (!extent.expected) continue;
-      const uint32_t found = Checksum(extent.to, extent.size);
-      if (found != *extent.expected) outcome = {Read::Kind::kDamaged, 0, i, found};
-    }
+    const Transfer::Outcome outcome = transfer.writes ? Written(transfer) : Compared(transfer);
     lock.lock();
-    read.outcome_ = outcome;
+    transfer.outcome_ = outcome;
   }
-  read.done_.store(true, std::memory_order_release);
+  transfer.done_.store(true, std::memory_order_release);
+  if (const TransferPtr& then = transfer.then_) {  // which `transfer` keeps, until it goes itself
+    then->waits_ = false;
+    if (transfer.outcome_.kind == Transfer::Kind::kFine) {
+      Ask(then);
+    } else {
+      then->outcome_ = transfer.outcome_;
+      then->begun_ = then->parts_.size();
+      End(*then, then->parts_.size(), lock);
+    }
+  }
   ended_.notify_all();
+}
+
+void Readers::Ask(const TransferPtr& transfer) {
+  const size_t parts = transfer->parts_.size() - transfer->begun_;
+  asked_.insert(asked_.end(), parts, transfer);
+  for (size_t i = 0; i < std::min(parts, threads_.size()); ++i) asked_for_.notify_one();
 }
 
 }  // namespace heterps::offload

@@ -1,4 +1,4 @@
-// Threads that read parts of a file into memory, for one caller; none of them needs the
+// Threads that read parts of a file into memory, and write them, for one caller; none needs the
 // interpreter, so that they neither wait for it nor hold it up.
 #pragma once
 
@@ -16,37 +16,40 @@
 
 namespace heterps::offload {
 
-// Where an extent lies, where it is to go, and its checksum if that is to be compared.
+// Where an extent lies, its memory, and its checksum if a read is to be compared with that.
 struct Extent {
   uint64_t at;
-  char* to;
+  char* memory;
   uint64_t size;
   std::optional<uint32_t> expected;
 };
 
-// Extents to be read, and what came of it. All but `done` and `outcome` is guarded by the readers.
-class Read {
+// Extents to be read or written, and what came of it. All but `done` and `outcome` is guarded by
+// the readers.
+class Transfer {
  public:
   enum class Kind { kFine, kErrno, kShort, kDamaged, kDropped, kThrown };
   struct Outcome {
     Kind kind = Kind::kFine;
     int error = 0;       // kErrno
     size_t extent = 0;   // in which it happened
-    uint32_t found = 0;  // kDamaged
+    uint32_t found = 0;  // the checksum of what was damaged, or of the extent that was written
   };
 
-  Read(int file, bool direct, std::vector<Extent> extents, std::shared_ptr<void> memory,
-       std::function<void(size_t, uint64_t)> before)
+  Transfer(int file, bool direct, bool writes, std::vector<Extent> extents,
+           std::shared_ptr<void> memory, std::function<void(size_t, uint64_t)> before)
       : file(file),
         direct(direct),
+        writes(writes),
         extents(std::move(extents)),
         memory(std::move(memory)),
         before(std::move(before)) {}
 
   const int file;
-  const bool direct;  // else the pages that a read leaves behind are given back
+  const bool direct;  // else the pages that it leaves behind are given back
+  const bool writes;  // one extent, which stays as it is until it is done
   const std::vector<Extent> extents;
-  const std::shared_ptr<void> memory;  // keeps alive what the extents go to
+  const std::shared_ptr<void> memory;  // keeps alive that of the extents
   // Called before each part, of which extent and from where on: a disk as slow as wanted.
   const std::function<void(size_t, uint64_t)> before;
 
@@ -60,13 +63,15 @@ class Read {
     uint64_t from, size;
   };
   std::vector<Part> parts_;
-  size_t begun_ = 0;  // of the parts
-  size_t left_ = 0;   // parts that have not ended
+  size_t begun_ = 0;                // of the parts
+  size_t left_ = 0;                 // parts that have not ended
+  std::shared_ptr<Transfer> then_;  // to the same memory, begun when this is done
+  bool waits_ = false;              // is such a one, and not begun
   Outcome outcome_;
   std::atomic<bool> done_{false};
 };
 
-using ReadPtr = std::shared_ptr<Read>;
+using TransferPtr = std::shared_ptr<Transfer>;
 
 // Reads end in any order. Those ahead are made by one thread of their own, part by part, so that of
 // one that turns out to be of no use a single part is in the way of others.
@@ -77,32 +82,33 @@ class Readers {
   Readers(const Readers&) = delete;
   Readers& operator=(const Readers&) = delete;
 
-  // Has it read in parts of so many bytes.
-  void Begin(const ReadPtr& read, uint64_t part);
+  // Has it made in parts of so many bytes. `then`, to the same memory, follows when it is done, and
+  // fails of what it fails of; until then it is not dropped.
+  void Begin(const TransferPtr& transfer, uint64_t part, const TransferPtr& then = nullptr);
   // While nobody reads what was begun otherwise, and behind others ahead; until it is hurried or
   // dropped.
-  void BeginAhead(const ReadPtr& read, uint64_t part);
-  // All threads read what has not begun of it.
-  void Hurry(const ReadPtr& read);
-  // Nothing more of it is read; bytes that are not. It is done when what is under way has ended.
-  uint64_t Drop(const ReadPtr& read);
+  void BeginAhead(const TransferPtr& transfer, uint64_t part);
+  // All threads make what has not begun of it.
+  void Hurry(const TransferPtr& transfer);
+  // Nothing more of it is made; bytes that are not. It is done when what is under way has ended.
+  uint64_t Drop(const TransferPtr& transfer);
   // Asked now and then by whoever waits for others, without the lock: false breaks that off.
   using GoesOn = std::function<bool()>;
   // Until one of these is done. The caller reads nothing of them itself, since nothing could break
   // that off while a disk hangs. False where it was broken off.
-  bool Wait(const std::vector<ReadPtr>& reads, const GoesOn& goes_on);
+  bool Wait(const std::vector<TransferPtr>& transfers, const GoesOn& goes_on);
   // Waits for all that was begun, but not for what was only to be read ahead. False where it was
   // broken off: the threads end when they can, and this is to be called again.
   bool Close(const GoesOn& goes_on);
 
-  double busy() const;    // seconds in which reads were under way
+  double busy() const;    // seconds in which any was under way
   double waited() const;  // seconds in which the caller could only wait
   size_t flying() const;  // parts that were begun, or are to be
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  void Plan(Read& read, uint64_t part);  // under the lock
+  void Plan(Transfer& transfer, uint64_t part);  // under the lock
   // Until `ready`, of what `ended_` tells.
   template <typename Ready>
   bool WaitUntil(std::unique_lock<std::mutex>& lock, const GoesOn& goes_on, Ready ready);
@@ -110,16 +116,17 @@ class Readers {
   void WorkAhead();
   void Leave();                                          // of a thread, the lock held
   void WaitForIdle(std::unique_lock<std::mutex>& lock);  // or the end
-  // Reads the next part of it, if there is one; the lock is free meanwhile.
-  bool ReadNext(Read& read, std::unique_lock<std::mutex>& lock);
+  // Makes the next part of it, if there is one; the lock is free meanwhile.
+  bool MoveNext(Transfer& transfer, std::unique_lock<std::mutex>& lock);
   // The same, of what is needed: nothing is read ahead meanwhile.
-  bool ReadNeeded(Read& read, std::unique_lock<std::mutex>& lock);
-  void End(Read& read, size_t parts, std::unique_lock<std::mutex>& lock);
+  bool MoveNeeded(Transfer& transfer, std::unique_lock<std::mutex>& lock);
+  void End(Transfer& transfer, size_t parts, std::unique_lock<std::mutex>& lock);
+  void Ask(const TransferPtr& transfer);  // under the lock: for threads to make its parts
 
   mutable std::mutex mutex_;
   std::condition_variable asked_for_, idle_, ended_;
-  std::deque<ReadPtr> asked_;  // one for each part that a thread is to read
-  std::deque<ReadPtr> later_;
+  std::deque<TransferPtr> asked_;  // one for each part that a thread is to make
+  std::deque<TransferPtr> later_;
   size_t needed_ = 0;   // parts under way that are not ahead
   size_t running_ = 0;  // threads
   bool closed_ = false;

@@ -20,11 +20,12 @@ import os
 import signal
 
 import fault
+import torch
 from workers.offload.layout import view_of
 from workers.offload.packed import aligned
 from workers.offload.trained import TrainedExperts
 
-own = TrainedExperts.write
+own = TrainedExperts.native_write
 written, doomed = [], []
 
 
@@ -32,13 +33,14 @@ def torn(self, layer, expert, extent):
     written.append(expert)
     if doomed and len(written) == 40:
         half = aligned(len(extent))  # as a file needs it that is written past the page cache
-        half.zero_()[: len(half) // 2] = extent[: len(half) // 2]
+        whole = torch.frombuffer(extent, dtype=torch.uint8)
+        half.zero_()[: len(half) // 2] = whole[: len(half) // 2]
         os.pwrite(self._file, view_of(half), self.layers[layer].at(expert))
         os.kill(os.getpid(), signal.SIGKILL)
-    own(self, layer, expert, extent)
+    return own(self, layer, expert, extent)
 
 
-TrainedExperts.write = torn
+TrainedExperts.native_write = torn
 
 
 def build(file, **arguments):
