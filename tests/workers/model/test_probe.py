@@ -274,10 +274,26 @@ class Normed(nn.Module):
         return x * self.weight
 
 
+class Clamped(nn.Module):
+    """Has small weights, by changing them where no version counts it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        self.weight.data.clamp_(-0.5, 0.5)
+        return x * self.weight
+
+
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize(
     ("layer", "named"),
-    [(Table(max_norm=0.1), "'layer' changes 'layer.rows.weight'"), (Normed(), "'layer.weight'")],
+    [
+        (Table(max_norm=0.1), "'layer' changes 'layer.rows.weight'"),
+        (Normed(), "'layer.weight'"),
+        (Clamped(), "'layer.weight'"),
+    ],
 )
 def test_a_forward_that_changes_parameters_is_refused_and_changes_none(
     job, layer, named, staleness
@@ -345,18 +361,6 @@ def test_metrics_that_give_no_number_are_refused_before_training(job, tmp_path, 
         return
     with pytest.raises((ModelError, MissingLabelError), match=expected):
         check_metrics(traced, job)
-
-
-class Clamped(nn.Module):
-    """Has small weights, by changing them where no version counts it."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(6))
-
-    def forward(self, x):
-        self.weight.data.clamp_(-0.5, 0.5)
-        return x * self.weight
 
 
 def annealed(self, x):
