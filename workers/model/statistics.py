@@ -166,6 +166,8 @@ class RunningStatistics:
             return
         *pairs, calls = sums
         for number, called in enumerate(calls.tolist()):
+            if not called:  # in evaluation: backwards under way have read what it keeps
+                continue
             layer: Any = self._layers[number]
             norm = layer.module
             for running, added in zip(

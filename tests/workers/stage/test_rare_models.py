@@ -198,3 +198,20 @@ def test_rows_without_a_gradient_stay_as_they_are(cuts, widths):
         sorted(pipeline.client.tables.items()), plain_rows(batches()), strict=True
     ):
         np.testing.assert_allclose(table.pull(keys, True), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+@pytest.mark.parametrize("kind", [FrozenNorm, Adversarial, Modalities, Histories])
+def test_with_staleness_they_train_alike_on_any_plan(kind, staleness):
+    job, found = job_of(staleness=staleness, clip=0.3), []
+    for cuts, widths in (([2], [1]), ([2], [3]), ([0, 2], [1, 1]), ([0, 1, 2], [1, 2, 1])):
+        pipeline = Pipeline(job, seeded(kind), cuts, widths, 2 * batches(), MICRO_BATCHES)
+        workers, keys = pipeline.run(), np.arange(KEYS, dtype=np.uint64)
+        state = {name: table.pull(keys, True) for name, table in pipeline.client.tables.items()}
+        for leader, *_ in workers:
+            state |= {name: v.numpy() for name, v in leader.module.state_dict().items()}
+        found.append({**state, "losses": np.array(workers[-1][0].executor.progress.losses)})
+    for other in found[1:]:
+        assert other.keys() == found[0].keys()
+        for name, value in found[0].items():
+            np.testing.assert_allclose(other[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
