@@ -275,9 +275,9 @@ def _rescued(
             samples.add(others)
             if samples.ranked():
                 return True
-            if not len(others):
-                continue
             begun = others[:: max(1, len(others) // effort.starts)]
+        if not len(begun):
+            continue
         drawn = network.revise(
             [made[n % len(made)] for n in range(len(begun))],
             begun,

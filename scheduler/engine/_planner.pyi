@@ -44,6 +44,8 @@ class Problem:
         lockstep: bool = ...,
         delay: _Floats | None = ...,
         handling: _Floats | None = ...,
+        far: _Floats | None = ...,
+        near: _Floats | None = ...,
     ) -> None: ...
 
 def split(problem: Problem, assignment: Sequence[int]) -> list[tuple[int, int, int]]: ...

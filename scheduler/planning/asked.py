@@ -1,23 +1,23 @@
 """What the methods come to on one question: for steps as they run, and with interruptions."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.decision.record import Decision
 from scheduler.methods.bench import Bench, Found, methods_for
-from scheduler.methods.exact import fastest_by_steps, solve
-from scheduler.planning.executed import LADDER, MOST_STALE, executed, fastest, fills, holds
+from scheduler.methods.exact import Solution, fastest_by_steps, solve
+from scheduler.planning.executed import MOST_STALE, executed, fastest, fills, holds
 from scheduler.planning.infeasible import barred
 from scheduler.problem.cost import TOLERANCE, CostModel, Plan
 from scheduler.problem.deadline import MARGIN
 from scheduler.problem.demands import Demands
 from scheduler.problem.interruptions import Expected
-from scheduler.problem.steps import Steps
+from scheduler.problem.steps import LADDER, Steps
 from scheduler.problem.workload import Resources, Workload
 
 _SLOWER = 4  # searches with what the best plan so far loses to interruptions
-_TURNS = 8  # plans made anew, as what a plan comes to shows what is missing
+_TURNS = 12  # plans made anew, as what a plan comes to shows what is missing
 _MOST_PARTS = 64  # micro-batches of a flushed step, where the planner chooses
 _FASTEST_S = 0.02  # of the solver, for the fastest plan where its pipeline does not fill
 _PARTS_S = 0.1  # of the solver, to compare numbers of micro-batches
@@ -166,21 +166,28 @@ class Asked:
         if plan.feasible and fills(model, plan):
             return model, self._faster(model, answer, cuts)
         # Too few micro-batches for so many units, or too many for their memory: plan with each
-        # plan's own steps.
-        parts = steps.micro_batches if steps.fixed else plan.micro_batches or steps.micro_batches
-        steps = replace(
-            steps,
-            micro_batches=parts,
-            staleness=min(steps.staleness, MOST_STALE),
-            simulated=True,
-        )
-        other_model, other = self._settled(steps, cuts)
-        bound = max(answer.bound, other.bound) if steps.fixed else answer.bound
-        quickest = max(answer, other, key=lambda one: one.top).fastest
-        if other.results[other.chosen].plan.rank < plan.rank:
-            model, answer = other_model, other
-        bound = min(bound, answer.results[answer.chosen].plan.cost)
+        # plan's own steps; where there is none, with those that take the least memory.
+        parts = plan.micro_batches or steps.least.micro_batches
+        steps = replace(steps, micro_batches=parts, simulated=True)
+        others = list(self._stepped(steps, cuts))
+        bound = answer.bound
+        if steps.fixed:
+            bound = max(bound, min(other.bound for _, other in others))
+        quickest = max((answer, *(other for _, other in others)), key=lambda one: one.top).fastest
+        model, answer = min([(model, answer), *others], key=lambda one: one[1].plan.rank)
+        bound = min(bound, answer.plan.cost)
         return model, replace(answer, bound=bound, fastest=quickest)
+
+    def _stepped(self, steps: Steps, cuts: bool | None) -> Iterator[tuple[CostModel, Answer]]:
+        """Plan by simulated steps: that lack as many updates as they may, and fewer for memory.
+
+        Where all layers fit, fewer make no plan better, and none possible.
+        """
+        for staleness in range(min(steps.staleness or 0, MOST_STALE), 0, -1):
+            model, answer = self._settled(replace(steps, staleness=staleness), cuts)
+            yield model, answer
+            if not model.overfull:
+                return
 
     def _faster(self, model: CostModel, answer: Answer, cuts: bool | None) -> Answer:
         """With a faster plan where that of the fastest slowest stage does not fill."""
@@ -202,34 +209,40 @@ class Asked:
     def _parts(self, steps: Steps, cuts: bool | None) -> tuple[Steps, float]:
         """The fewest micro-batches a step that cost next to nothing, and a bound for any number."""
         aim = self.demands.aim(self.workload.overhead)
-        found: list[tuple[float, float, Steps]] = []
-        bound = math.inf
         most = min(steps.batch, _MOST_PARTS)
-        for count in sorted({min(count, most) for count in (steps.micro_batches, *LADDER)}):
-            model = self._model(replace(steps, micro_batches=count), cuts)
-            if barred(model):
-                return steps, math.inf
-            solution = solve(model, aim, seconds=_PARTS_S)
-            bound = min(bound, solution.lower_bound)
-            feasible = solution.plan is not None and solution.plan.feasible
-            cost = solution.plan.cost if solution.plan and feasible else math.inf
-            found.append((cost, solution.max_throughput, replace(steps, micro_batches=count)))
-        least, top = min(cost for cost, _, _ in found), max(rate for _, rate, _ in found)
-        good = [
-            chosen
-            for cost, rate, chosen in found
-            if (cost <= least * _CLOSE if math.isfinite(least) else rate * _CLOSE >= top)
-        ]
-        return good[0], bound
+        counts = steps.even(*(min(count, most) for count in (steps.micro_batches, *LADDER)))
+        # Micro-batches go round evenly where widths divide them: such as stages would have, were
+        # steps neither filled nor rounded.
+        whole = self._model(replace(steps, simulated=False, micro_batches=1), cuts)
+        if barred(whole):
+            return steps, math.inf
+        filled = solve(whole, aim, seconds=_PARTS_S)
+        if (plan := _best(filled)) is not None:
+            widths = {stage.units for stage in plan.stages}
+            each = {*widths, math.lcm(*widths)}
+            dealt = {width * times for width in each for times in LADDER if width * times <= most}
+            counts = sorted({*counts, *steps.even(*dealt)})
+        found = {
+            count: solve(
+                self._model(replace(steps, micro_batches=count), cuts), aim, seconds=_PARTS_S
+            )
+            for count in counts
+        }
+        # Of numbers that are not tried no more is known.
+        bound = min(filled.lower_bound, *(one.lower_bound for one in found.values()))
+        costs = {n: one.plan.cost for n, one in found.items() if one.plan and one.plan.feasible}
+        if costs:
+            good = [n for n, cost in costs.items() if cost <= min(costs.values()) * _CLOSE]
+        else:
+            top = max(one.max_throughput for one in found.values())
+            good = [n for n, one in found.items() if one.max_throughput * _CLOSE >= top]
+        return replace(steps, micro_batches=min(good)), bound
 
     def _model(self, steps: Steps, cuts: bool | None) -> CostModel:
         return self.demands.model(self.workload, self.resources, cuts, steps, self.expected)
 
     def _settled(self, steps: Steps, cuts: bool | None) -> tuple[CostModel, Answer]:
         """Plan, with as much to spare for memory and floor as what the plan comes to asks for."""
-        allowed = steps
-        if steps.staleness and not steps.simulated:
-            steps = replace(steps, staleness=1)  # the least of weights
         floor = aim = self.demands.aim(self.workload.overhead)
         bound = top = 0.0  # the highest pace of a slowest stage
         quickest: Plan | None = None
@@ -239,7 +252,6 @@ class Asked:
             if steps.staleness is None:
                 break
             top = max(top, answer.top)
-            model = self._model(replace(allowed, depth=steps.depth), cuts)
             answer = answer.executed(model, aim, self.method)
             if turn == 0:
                 bound = answer.bound
@@ -256,6 +268,12 @@ class Asked:
             else:
                 break
         return model, answer
+
+
+def _best(found: Solution) -> Plan | None:
+    """The plan of a solution, the fastest one where none meets the demands."""
+    feasible = found.plan is not None and found.plan.feasible
+    return found.plan if feasible else found.fastest
 
 
 def _least_price(model: CostModel, bound: float, aim: float) -> float:

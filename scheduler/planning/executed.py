@@ -17,7 +17,6 @@ from scheduler.problem.wording import rate_text
 
 _FULL = 0.99  # of the slowest stage's pace: the pipeline is filled
 MOST_STALE = 8  # updates; more than that fills nothing, and is paid with memory
-LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # micro-batches a step
 
 
 def executed(model: CostModel, plan: Plan, floor: float = 0.0) -> Plan:
@@ -116,9 +115,6 @@ def _choices(steps: Steps) -> Iterator[Steps]:
     if steps.simulated:
         yield steps
         return
-    parts = {steps.micro_batches}
-    if not steps.fixed:
-        parts |= {min(count, steps.batch) for count in LADDER}
     for staleness in range(1, min(steps.staleness or 0, MOST_STALE) + 1):
-        for count in sorted(parts):
+        for count in steps.parts:
             yield replace(steps, staleness=staleness, micro_batches=count)

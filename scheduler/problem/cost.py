@@ -178,10 +178,17 @@ class CostModel:
         self.sync_serial, self.sync_parallel = sync * (1 - b) / batch, sync * b / batch
         self.transfer_serial = transfer * (1 - b) / batch
         self.transfer_parallel = transfer * b / batch
-        self.transfer_serial += self._between_hosts()
+        slow = self._host_bandwidth()
+        sent = np.array([layer.output_bytes for layer in workload.layers])
+        summed = np.array([layer.weight_bytes for layer in workload.layers])
+        # There and back; twice round a ring, once a step.
+        self.transfer_serial += 2 * sent[:, None] / slow
+        self.far = 2 * summed[:, None] / slow / self.steps.batch
+        self.near = np.array([kind.units_per_host or np.inf for kind in resources.types])
         self.joined = np.array([False, *(layer.uncut for layer in workload.layers[:-1])])
         self.most_units = self._most_units()
         self.footprint = Footprint(workload, resources, self.steps)
+        self.most_memory = self.footprint.most(self.memory)
         self.memory, self.held = self.footprint.weighed(self.memory)
         self.cuts = self.footprint.itemized if cuts is None else cuts
         self._exclude(exclude)
@@ -205,20 +212,18 @@ class CostModel:
         other.compute_serial, other.compute_parallel = self._compute(micro_batches)
         return other
 
-    def _between_hosts(self) -> Floats:
-        """Seconds a sample that what a stage passes on takes between hosts, there and back, [L, T].
+    def _host_bandwidth(self) -> Floats:
+        """Bytes a second that pass between two hosts of a type, [T]; infinite where all is one.
 
-        Stages side by side count as on different hosts where a type's units are on several; the
-        bandwidth is that of one host.
+        Stages side by side count as on different hosts where a type's units are on several. Units
+        of a stage are packed onto as few as can be, so that no more than a host has are on one.
         """
-        bandwidths = [
-            kind.host_bandwidth_bytes_s if kind.units_per_host else 0.0
-            for kind in self.resources.types
-        ]
-        sent = np.array([[2 * layer.output_bytes] for layer in self.workload.layers])
-        slow = np.array([bandwidth or np.inf for bandwidth in bandwidths])
-        found: Floats = sent / slow
-        return found
+        return np.array(
+            [
+                (kind.host_bandwidth_bytes_s if kind.units_per_host else 0.0) or np.inf
+                for kind in self.resources.types
+            ]
+        )
 
     def _most_units(self) -> Floats:
         """Units that a stage with the layer may have, [L, T]: those of one host, if it must.
@@ -318,6 +323,8 @@ class CostModel:
             self.steps.lockstep,
             self.delay * slow,
             self.handling * slow,
+            self.far * slow,
+            self.near,
         )
 
     @property
@@ -345,13 +352,14 @@ class CostModel:
             self.compute_serial * self.forward_share,
             self.compute_parallel * self.forward_share,
             self.delay,
+            self.far,
         )
         sums = [np.add.reduceat(term[rows, kinds], starts).tolist() for term in terms]
         lasts = [*(starts[1:] - 1).tolist(), self.num_layers - 1]
         runs = []
         for n, (first, last) in enumerate(zip(starts.tolist(), lasts, strict=True)):
             kind = int(kinds[first])
-            compute, compute_parallel, serial, parallel, memory, *forward, delay = (
+            compute, compute_parallel, serial, parallel, memory, *forward, delay, far = (
                 each[n] for each in sums
             )
             crossing = crossing_parallel = 0.0
@@ -372,14 +380,17 @@ class CostModel:
                 crossing_serial=crossing,
                 crossing_parallel=crossing_parallel,
                 delay=delay,
+                far=far,
+                near=float(self.near[kind]),
             )
             runs.append(run)
         return runs
 
     @property
     def overfull(self) -> bool:
-        """Whether some type's memory cannot hold all the layers that it may run."""
-        return bool((np.where(self.allowed, self.memory, 0.0).sum(axis=0) > self.capacity).any())
+        """Whether some type's memory may not hold all the layers that it may run."""
+        most = np.where(self.allowed, self.most_memory, 0.0)
+        return bool((most.sum(axis=0) > self.capacity).any())
 
     def codes(self, plan: Plan) -> list[int]:
         """The assignment of a plan, with the cuts of its stages."""
@@ -425,12 +436,19 @@ class CostModel:
         return ""
 
     def _why_too_many(self, runs: Sequence[Run], units: Sequence[int]) -> str:
-        """Say which stage has more units than it may, or return nothing."""
+        """Say which stage has more units than it may, or other ones, or return nothing."""
+        parts = self.steps.micro_batches
+        together = self.steps.simulated and self.steps.lockstep
         for run, number in zip(runs, units, strict=True):
+            first, last = (self.workload.layers[row].name for row in (run.first, run.last))
             most = self.most_units[run.first : run.last + 1, run.type].min()
             if number > most:
-                first, last = (self.workload.layers[row].name for row in (run.first, run.last))
                 return f"layers {first!r} to {last!r} have {number} units, and use {most:.0f}"
+            if together and parts % number:
+                return (
+                    f"layers {first!r} to {last!r} have {number} units, to which {parts} "
+                    "micro-batches are not dealt evenly"
+                )
         return ""
 
     def handled_s(self, run: Run) -> float:

@@ -35,18 +35,30 @@ class Footprint:
         return any(_itemized(layer) for layer in self._layers)
 
     def weighed(self, memory: Floats) -> tuple[Floats, Floats]:
-        """What layers take before the units of a plan are known, from what they say, [L, T].
+        """What layers take before a plan has units and staleness, from what they say, [L, T].
 
         Also what of it is for each micro-batch in flight.
         """
-        memory, held = memory.copy(), np.zeros(memory.shape)
+        held = np.zeros(memory.shape)
         for row, layer in enumerate(self._layers):
             if _itemized(layer):
                 held[row] = layer.activation_bytes * self._steps.batch / self._steps.micro_batches
-                samples = self._steps.samples_in_flight
-                memory[row] = [_kept_bytes(layer, self._steps, samples, n) for n in self._copies]
+        least = self._steps.least
+        return self._with(memory, least, least.samples_in_flight), held
+
+    def most(self, memory: Floats) -> Floats:
+        """What they may take: with all versions, and all in flight that ever may be, [L, T]."""
+        steps = self._steps
+        return self._with(memory, steps, steps.batch * steps.versions)
+
+    def _with(self, memory: Floats, steps: Steps, samples: float) -> Floats:
+        """What layers take with the activations of so many samples, and the data, [L, T]."""
+        memory = memory.copy()
+        for row, layer in enumerate(self._layers):
+            if _itemized(layer):
+                memory[row] = [_kept_bytes(layer, steps, samples, n) for n in self._copies]
         memory[0] += self._data
-        return memory, held
+        return memory
 
     def stage_bytes(self, runs: Sequence[Run], units: Sequence[int], steps: Steps) -> list[float]:
         """Memory a unit of each stage, with the micro-batches that it has in flight."""
@@ -90,8 +102,9 @@ def fits_disks(workload: Workload, resources: Resources) -> NDArray[np.bool_]:
 
 def _kept_bytes(layer: Layer, steps: Steps, samples: float, copies: int) -> float:
     """Memory of a layer that has the activations of so many samples, and copies of its state."""
-    state = layer.weight_bytes * (steps.copies - 1) + layer.optimizer_bytes
-    return (1 + copies) * state + layer.weight_bytes + layer.activation_bytes * samples
+    versions = layer.weight_bytes * steps.versions
+    state = versions + layer.optimizer_bytes
+    return (1 + copies) * state + versions + layer.activation_bytes * samples
 
 
 def _itemized(layer: Layer) -> bool:

@@ -9,10 +9,13 @@ last where workers share out experts.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protos.in_flight import most_in_flight
 from scheduler.problem.workload import Workload
+
+LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # micro-batches a step
+_EVEN = 1.05  # of a micro-batch's mean size: the largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,15 @@ class Steps:
         """Those of a workload; micro-batches that it leaves open have the reference size."""
         batch = workload.batch or workload.reference_batch
         parts = workload.micro_batches or math.ceil(batch / workload.reference_batch)
+        staleness = workload.staleness
+        if workload.lockstep and staleness:
+            staleness = 0  # whatever is allowed: each step ends before the next begins
         return cls(
-            workload.staleness,
+            staleness,
             min(parts, batch),
             batch,
             fixed=workload.micro_batches > 0,
-            simulated=workload.staleness == 0,
+            simulated=staleness == 0,
             whole_batch=workload.whole_batch,
             lockstep=workload.lockstep,
         )
@@ -57,9 +63,31 @@ class Steps:
         return self.simulated and not self.staleness
 
     @property
-    def copies(self) -> int:
-        """How many times the size of the weights is kept: versions and the gradient."""
-        return 2 if not self.staleness else self.staleness + 2
+    def parts(self) -> list[int]:
+        """The numbers of micro-batches that a plan may choose from, the fewest first."""
+        return [self.micro_batches] if self.fixed else self.even(self.micro_batches, *LADDER)
+
+    def even(self, *counts: int) -> list[int]:
+        """Numbers of micro-batches, one and those near some, with which all are nearly of a size.
+
+        A price takes them to be; a worker that gets the larger ones would be late.
+        """
+        found = {1, *(min(count, self.batch) for count in counts)}
+        found |= {math.ceil(self.batch / math.ceil(self.batch / count)) for count in found}
+        most = _EVEN * self.batch
+        return sorted(count for count in found if math.ceil(self.batch / count) * count <= most)
+
+    @property
+    def least(self) -> "Steps":
+        """Those with which a plan takes the least memory, before it has chosen its own."""
+        if self.staleness is None or self.simulated:
+            return self
+        return replace(self, staleness=min(1, self.staleness), micro_batches=self.parts[-1])
+
+    @property
+    def versions(self) -> int:
+        """How many versions of the weights are kept, each with the gradient of its step."""
+        return (self.staleness or 0) + 1
 
     @property
     def samples_in_flight(self) -> float:
@@ -69,7 +97,7 @@ class Steps:
     @property
     def deepest(self) -> int:
         """The most micro-batches that may ever be in flight."""
-        return self.micro_batches * ((self.staleness or 0) + 1)
+        return self.least.micro_batches * ((self.staleness or 0) + 1)
 
 
 def in_flight(units: Sequence[int], stage: int, steps: Steps) -> int:

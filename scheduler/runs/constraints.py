@@ -107,23 +107,31 @@ def _keep_to_cores(workload: Workload, job: JobSpec) -> list[str]:
     return held
 
 
-def of_model(constrained: Constrained, seen: Workload) -> Constrained:
-    """What the model demands besides.
+def of_model(
+    workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus], seen: Workload
+) -> Constrained:
+    """What job and model demand.
 
     Args:
+        nodes: the live ones.
         seen: the model's layers, without costs, and how it fixes its micro-batches.
 
     Raises:
         OfferError: the workload is of other layers.
     """
-    found, notes = Workload(), list(constrained.notes)
-    found.CopyFrom(constrained.workload)
+    found = Workload()
+    found.CopyFrom(workload)
     names, own = ([layer.name for layer in one.layers] for one in (found, seen))
     if names != own:
         raise OfferError(
             f"schedule.workload: costs of the layers {listed(names)}; expected those of the model, "
             f"{listed(own)}, in this order"
         )
+    for layer, told in zip(found.layers, seen.layers, strict=True):
+        if told.kind == "moe":  # which a workload need not say
+            layer.kind = told.kind
+    constrained = of_job(found, job, nodes)
+    found, notes = constrained.workload, list(constrained.notes)
     for layer, told in zip(found.layers, seen.layers, strict=True):
         layer.uncut = layer.uncut or told.uncut
         layer.shares = layer.shares or told.shares
@@ -166,11 +174,13 @@ def _linear(workload: Workload) -> str:
 def may_depend_on_model(decision: Decision, job: JobSpec) -> bool:
     """Whether what the model demands may change the plan: it has more than one worker.
 
-    Demands of a model only rule plans out, and they rule out no plan of a single worker. One that a
-    loss of the job's own may make does: all of a step is kept in memory.
+    Demands of a model only rule plans out, and they rule out no plan of a single worker. Two do:
+    that of a loss of the job's own, with which all of a step may have to be in memory, and that of
+    experts out of it, which are on no GPU.
     """
     workers = sum(stage.units for stage in decision.stages)
-    return decision.feasible and (workers > 1 or bool(job.model.loss))
+    alone = bool(job.model.loss) or bool(job.train.offload.memory)
+    return decision.feasible and (workers > 1 or alone)
 
 
 def shared_cores(decision: Decision, nodes: Sequence[NodeStatus]) -> list[str]:

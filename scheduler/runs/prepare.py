@@ -133,7 +133,7 @@ class Preparation:
         if given and may_depend_on_model(decision, spec):
             home = next(node for node in live if node.type in decision.assignment)
             seen = look(attempt.id, spec, home, context.channels, self._stop)
-            full = of_model(constrained, seen)
+            full = of_model(workloads[0], routed(spec, offer), live, seen)
             if full.workload != constrained.workload:
                 decision = self._plan(spec, full.workload, offer)
             constrained = full

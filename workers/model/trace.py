@@ -496,10 +496,10 @@ def _written(node: fx.Node) -> tuple[object, ...]:
 
 def kind_of(layer: nn.Module) -> str:
     """The kind of a layer, as the scheduler's features name it."""
+    if any(isinstance(m, MoE) for m in layer.modules()):
+        return "moe"  # first, as plans ask where experts are
     if any(isinstance(m, SparseEmbedding) for m in layer.modules()):
         return "embedding"
-    if any(isinstance(m, MoE) for m in layer.modules()):
-        return "moe"
     if any(isinstance(m, nn.MultiheadAttention) for m in layer.modules()):
         return "attention"
     if any(isinstance(m, nn.modules.conv._ConvNd) for m in layer.modules()):

@@ -31,12 +31,12 @@ def runs_within(
 
     Args:
         weights: bytes of each layer's.
-        versions: of weights that training keeps.
+        versions: of weights that training keeps, with a gradient of each.
         most: bytes of a unit; 0 where nothing is known of them.
         on_host: whether the worker computes where the whole model is: those weights count, too.
     """
     whole = sum(weights)
-    if not most or (versions + 1 + _OPTIMIZER) * whole <= most:
+    if not most or (2 * versions + _OPTIMIZER) * whole <= most:
         return []
     room = most - whole if on_host else most
     copies = _COPIES - 1 + _OPTIMIZER + (not on_host)  # beside weights that are there anyway

@@ -13,7 +13,7 @@ double PaceSearch::LeastTau() const {
       Terms terms;
       problem_.Extend(&terms, layer, type);
       terms.ts = terms.tp = 0;  // a stage that goes on does not pay it
-      least = std::min(least, terms.Busy(problem_.limit[type]));
+      least = std::min(least, terms.Least(problem_.limit[type]));
     }
     tau = std::max(tau, least);
   }
@@ -28,7 +28,8 @@ double PaceSearch::MostTau() const {
       if (!problem_.Usable(layer, type)) continue;
       Terms terms;
       problem_.Extend(&terms, layer, type);
-      most = std::max(most, terms.cs + terms.cp + terms.ds + terms.dp + terms.ts + terms.tp);
+      most = std::max(most,
+                      terms.cs + terms.cp + terms.ds + terms.dp + terms.ts + terms.tp + terms.far);
     }
     tau += most;
   }

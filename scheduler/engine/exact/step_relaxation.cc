@@ -89,6 +89,7 @@ void StepRelaxation::Add(const Span& span) {
       {problem_.limit[span.type], span.terms.most, static_cast<double>(problem_.micro_batches)});
   size_t first = choices_.size();
   for (int units = 1; units <= most; ++units) {
+    if (!problem_.Deals(units)) continue;
     Choice made = ChoiceOf(span, units);
     bool worth = true;
     for (size_t n = first; n < choices_.size() && worth; ++n) worth = made.Eases(choices_[n]);

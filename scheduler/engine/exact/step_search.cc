@@ -89,7 +89,9 @@ class StepSearch {
       // The fastest steps may want units that the slowest stage does not ask for.
       if (fastest_) number = std::min({number, problem_.limit[stage.type], stage.terms.most});
       if (!(number <= problem_.limit[stage.type])) return;
-      units.push_back(std::min<double>(number, problem_.micro_batches * 4.0));
+      number = std::min<double>(number, problem_.micro_batches * 4.0);
+      while (number < problem_.micro_batches && !problem_.Deals(number)) ++number;
+      units.push_back(number);
     }
     if (units == tried_) return;
     tried_ = units;
@@ -250,7 +252,9 @@ class StepSearch {
   void Price() {
     double low = kInf, high = 0;
     for (const Span& span : spans_) {
-      low = std::min(low, Floor(span, problem_.limit[span.type]));
+      double most = std::min(problem_.limit[span.type], span.terms.most);
+      low = std::min(low, Floor(span, most));
+      if (span.terms.near < most) low = std::min(low, Floor(span, span.terms.near));
       high = std::max(high, span.terms.Busy(1));
     }
     if (!(low > 0)) low = high * 1e-6;
@@ -330,7 +334,7 @@ class StepSearch {
     // More units than micro-batches under way have nothing to do.
     double most = std::min({problem_.limit[span.type], span.terms.most,
                             problem_.micro_batches * (problem_.staleness + 1.0)});
-    while (units <= most && Floor(span, units) > tau) ++units;
+    while (units <= most && (Floor(span, units) > tau || !problem_.Deals(units))) ++units;
     return units <= most ? units : kInf;
   }
 
@@ -373,6 +377,7 @@ class StepSearch {
     room = std::min(room, problem_.micro_batches * (problem_.staleness + 1.0));
     double price = problem_.price[span.type];
     for (int units = 1; units <= room; ++units) {
+      if (!problem_.Deals(units)) continue;
       Label label;
       label.price = before.price + units * price;
       if (label.price > problem_.max_price * (1 + kTolerance)) break;
@@ -463,7 +468,7 @@ class StepSearch {
       made.push_back(StageAt(problem_, stage.terms, units[n]));
       price += units[n] * problem_.price[stage.type];
       used[stage.type] += units[n];
-      if (units[n] > stage.terms.most) return;
+      if (units[n] > stage.terms.most || !problem_.Deals(units[n])) return;
       slowest = std::max(slowest, stage.terms.Busy(units[n]));
     }
     double tau = slowest;

@@ -33,6 +33,7 @@ struct Target {
 
 // terms.Units(tau), settled by multiplication where rounding cannot matter.
 inline double FewestUnits(const Terms& terms, double tau) {
+  if (terms.far > 0) return terms.Units(tau);
   double s = terms.ds + terms.ts, p = terms.dp + terms.tp;
   double a = tau - terms.cs, b = tau - s;
   if (a < 0 || b < 0) return kInf;

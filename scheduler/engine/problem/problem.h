@@ -26,6 +26,8 @@ struct Terms {
   double ts = 0, tp = 0;                  // that transfer
   double way = 0;                         // of a micro-batch to the next stage and back, besides
   double delay = 0;                       // at the end of a step, while nothing is busy
+  double far = 0;                         // of DT besides, where units are on several hosts
+  double near = kInf;                     // units that are on one
   double handled = 0;     // of a micro-batch, what its worker is busy with for the stages beside it
   int first = -1;         // its first layer
   double fs = 0, fp = 0;  // the forward's part of CT
@@ -33,26 +35,21 @@ struct Terms {
   double held = 0;     // of memory, for each micro-batch in flight
   double most = kInf;  // units that it may have
 
-  double Busy(double units) const {
-    return std::max(cs + cp / units, (ds + ts) + (dp + tp) / units);
+  // What DT has besides its transfer, whatever the number of units that are on as many hosts.
+  double Summing(double units) const { return units > near ? ds + far : ds; }
+
+  double Busy(double units) const { return Busy(units, Summing(units)); }
+
+  // The least ET of up to so many units: those of several hosts may take longer than those of one.
+  double Least(double units) const {
+    return units > near ? std::min(Busy(near), Busy(units)) : Busy(units);
   }
 
   // Fewest units with ET <= tau, at least 1; infinite where no number is enough.
   double Units(double tau) const {
-    double s = ds + ts, p = dp + tp;
-    if (tau < cs || tau < s) return kInf;
-    double need = 1;
-    if (cp > 0) need = tau > cs ? std::max(need, cp / (tau - cs)) : kInf;
-    if (p > 0) need = tau > s ? std::max(need, p / (tau - s)) : kInf;
-    if (!(need < 1e9)) return kInf;
-    double units = std::ceil(need);
-    // The division rounds: settle on the ET itself, one unit either way.
-    if (Busy(units) > tau) {
-      units += 1;
-    } else if (units > 1 && Busy(units - 1) <= tau) {
-      units -= 1;
-    }
-    return Busy(units) <= tau && units <= most ? units : kInf;
+    double units = Units(tau, ds);
+    if (units > near && far > 0) units = std::max(near + 1, Units(tau, ds + far));
+    return units <= most ? units : kInf;
   }
 
   // The same as a real number, for features and bounds.
@@ -62,6 +59,29 @@ struct Terms {
     if (cp > 0) need = tau > cs ? cp / (tau - cs) : kInf;
     if (p > 0) need = std::max(need, tau > s ? p / (tau - s) : kInf);
     return tau < cs || tau < s ? kInf : need;
+  }
+
+ private:
+  double Busy(double units, double summing) const {
+    return std::max(cs + cp / units, (summing + ts) + (dp + tp) / units);
+  }
+
+  // Where sums take `summing`.
+  double Units(double tau, double summing) const {
+    double s = summing + ts, p = dp + tp;
+    if (tau < cs || tau < s) return kInf;
+    double need = 1;
+    if (cp > 0) need = tau > cs ? std::max(need, cp / (tau - cs)) : kInf;
+    if (p > 0) need = tau > s ? std::max(need, p / (tau - s)) : kInf;
+    if (!(need < 1e9)) return kInf;
+    double units = std::ceil(need);
+    // The division rounds: settle on the ET itself, one unit either way.
+    if (Busy(units, summing) > tau) {
+      units += 1;
+    } else if (units > 1 && Busy(units - 1, summing) <= tau) {
+      units -= 1;
+    }
+    return Busy(units, summing) <= tau ? units : kInf;
   }
 };
 
@@ -81,10 +101,12 @@ struct Problem {
   std::vector<double> held;           // of memory, for each micro-batch in flight
   std::vector<double> delay;          // seconds a sample from a step's sum to its update
   std::vector<double> most_units;     // of a stage with the layer
+  std::vector<double> far;            // seconds a sample of sums besides, among several hosts
   std::vector<uint8_t> joined;        // [layers]: in one stage with the layer before
   // Whether neighbouring stages may be on one type, where together they exceed its memory.
   bool cuts = false;
   std::vector<double> price, limit, capacity;  // [types]
+  std::vector<double> near;                    // [types]: units on one host
   double samples = 1, ps_core_s = 0, max_price = kInf;
   int ps_type = 0;
   // Of a step: its samples, its micro-batches and the updates that it lacks. Where there are no
@@ -96,6 +118,11 @@ struct Problem {
   double crossing = 0;  // seconds of a micro-batch to another stage and back, besides transfers
   std::vector<double> handling;  // [types]: s of a micro-batch for each stage beside its worker's
 
+  // Whether a stage may have so many units: of workers that share out experts each has as many
+  // micro-batches.
+  bool Deals(double units) const {
+    return !lockstep || micro_batches % static_cast<int>(units) == 0;
+  }
   size_t At(int layer, int type) const { return static_cast<size_t>(layer) * types + type; }
   // Whether a stage may end with `layer`.
   bool Ends(int layer) const { return layer + 1 == layers || !joined[layer + 1]; }
@@ -115,6 +142,8 @@ struct Problem {
     terms->memory += memory[at];
     terms->held += held[at];
     terms->delay += delay[at];
+    terms->far += far[at];
+    terms->near = near[type];
     terms->most = std::min(terms->most, most_units[at]);
     bool final = layer == layers - 1;
     terms->ts = final ? 0 : transfer_serial[at];

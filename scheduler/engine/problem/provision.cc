@@ -93,7 +93,7 @@ Provisioned Provision(const Problem& problem, const std::vector<Stage>& stages, 
   Provisioned best;
   double low = 0, high = 0;
   for (const Stage& stage : stages) {
-    low = std::max(low, stage.terms.Busy(std::min(problem.limit[stage.type], stage.terms.most)));
+    low = std::max(low, stage.terms.Least(std::min(problem.limit[stage.type], stage.terms.most)));
     high = std::max(high, stage.terms.Busy(1));
   }
   if (floor > 0) high = std::min(high, 1 / (floor * (1 - kTolerance)));

@@ -76,6 +76,7 @@ bool StepUnits::List() {
                              static_cast<double>(problem_.micro_batches)});
     double quickest = kInf, shortest = kInf;
     for (int units = 1; units <= limit; ++units) {
+      if (!problem_.Deals(units)) continue;
       StepStage made = StageAt(problem_, stage.terms, units);
       double rounds = Rounds(problem_.micro_batches, units);
       int more = (problem_.micro_batches - 1) / units;  // micro-batches after a worker's first

@@ -209,7 +209,7 @@ StepStage StageAt(const Problem& problem, const Terms& terms, double units) {
   stage.cross = (terms.ts * units + terms.tp) * samples;
   stage.way = terms.way;
   double summing = std::min(units, static_cast<double>(problem.micro_batches));
-  stage.sync = (terms.ds + terms.dp / summing) * problem.batch;
+  stage.sync = (terms.Summing(units) + terms.dp / summing) * problem.batch;
   stage.delay = terms.delay * problem.batch;
   return stage;
 }

@@ -1,5 +1,6 @@
 """The exact solver against trying every assignment; the rules it is compared with."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -61,12 +62,12 @@ def test_exact_equals_brute_force(drawn: tuple[CostModel, float], cap: float) ->
 
 
 @settings(max_examples=60, deadline=None)
-@given(problems(layers=3, limit=3), CAPS)
+@given(problems(layers=3, limit=3), CAPS, st.integers(0, 2), st.sampled_from([0.1, 1.0, 30.0]))
 def test_exact_equals_every_assignment_with_every_units(
-    drawn: tuple[CostModel, float], cap: float
+    drawn: tuple[CostModel, float], cap: float, per_host: int, weight_bytes: float
 ) -> None:
-    """Nothing but the cost model's own evaluation on the other side."""
-    problem, floor = _capped(drawn[0], cap), drawn[1]
+    """Nothing but the cost model's own evaluation on the other side, also of several hosts."""
+    problem, floor = _on_hosts(_capped(drawn[0], cap), per_host, weight_bytes), drawn[1]
     choices = [np.flatnonzero(row) for row in problem.allowed]
     feasible = [
         plan.cost
@@ -76,6 +77,23 @@ def test_exact_equals_every_assignment_with_every_units(
     ]
     solution = solve(problem, floor, seconds=30.0)
     assert solution.lower_bound == pytest.approx(min(feasible, default=np.inf), rel=1e-9)
+
+
+def _on_hosts(problem: CostModel, per_host: int, weight_bytes: float) -> CostModel:
+    """A problem whose stages sum gradients over a network where they are on several hosts."""
+    if not per_host:
+        return problem
+    layers = [replace(layer, weight_bytes=weight_bytes) for layer in problem.workload.layers]
+    types = [
+        replace(kind, units_per_host=per_host, host_bandwidth_bytes_s=10.0)
+        for kind in problem.resources.types
+    ]
+    return CostModel(
+        replace(problem.workload, layers=tuple(layers)),
+        replace(problem.resources, types=tuple(types)),
+        max_price_per_hour=problem.max_price,
+        cuts=False,
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -241,7 +241,7 @@ def _stages(work: dict[str, Any], units: int = 4) -> list[tuple[int, int]]:
 
 
 def test_memory_counts_versions_and_what_is_in_flight() -> None:
-    # Weights and gradients of both: 4 * 24 bytes; a second version makes it 144.
+    # Weights and gradients of both: 4 * 24 bytes; a second version, and its gradient, 192.
     assert _stages(_heavy(weight_bytes=24.0) | {"staleness": 0}) == [(0, 1)]
     assert _stages(_heavy(weight_bytes=24.0) | {"staleness": 1}) == [(0, 0), (1, 1)]
     assert _stages(_heavy(weight_bytes=24.0, optimizer_bytes=10.0) | {"staleness": 0}) == [
@@ -258,13 +258,124 @@ def test_memory_counts_versions_and_what_is_in_flight() -> None:
     assert four.stages[0].memory_bytes == pytest.approx(52.0)
 
 
+@pytest.mark.parametrize("parts", [0, 1, 4])
+@pytest.mark.parametrize("method", ["exact", "ppo", "greedy"])
+def test_more_staleness_than_memory_holds_is_no_reason_against_a_plan(
+    method: str, parts: int
+) -> None:
+    """Two versions of both layers and their gradients are 96 of 100 bytes, three 144."""
+    work = _heavy(weight_bytes=12.0) | {"micro_batches": parts}
+    least = plan(work | {"staleness": 1}, resources(gpu=(1.0, 2)), method=method)
+    assert [(stage.first, stage.last) for stage in least.stages] == [(0, 1)]
+    for staleness in (2, 3, 8, 50):
+        free = plan(work | {"staleness": staleness}, resources(gpu=(1.0, 2)), method=method)
+        assert free.feasible
+        assert (free.stages, free.plan.staleness) == (least.stages, 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    problems(layers=3, limit=3),
+    st.lists(st.sampled_from([0.0, 3.0, 6.0, 12.0]), min_size=3, max_size=3),
+    st.sampled_from([0, 1, 2, 5]),
+    st.sampled_from([0.0, 0.3, 1.0]),
+)
+def test_a_plan_is_no_worse_for_being_allowed_more_staleness(
+    drawn: tuple[CostModel, float], weights: list[float], parts: int, activations: float
+) -> None:
+    """Whatever number of versions memory holds; and no bound is above a plan with fewer."""
+    layers = [
+        replace(layer, weight_bytes=weight, activation_bytes=activations)
+        for layer, weight in zip(drawn[0].workload.layers, weights, strict=False)
+    ]
+    work = replace(drawn[0].workload, layers=tuple(layers), batch=24, micro_batches=parts)
+    work = replace(work, ps_core_s=0.0)
+    *fewer, free = (
+        plan(replace(work, staleness=n), drawn[0].resources, drawn[1] / 4, "exact")
+        for n in (1, 2, 3)
+    )
+    known = [one.cost for one in (*fewer, free) if one.feasible]
+    assert free.feasible == bool(known)
+    if known:
+        assert free.cost <= min(known) * 1.011  # of a pipeline that is filled but for 1 %
+        assert free.lower_bound <= min(known) * (1 + 1e-9)
+        held = {kind.name: kind.memory_bytes for kind in drawn[0].resources.types}
+        assert all(stage.memory_bytes <= held[stage.type] * (1 + 1e-9) for stage in free.stages)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_micro_batches_are_as_small_as_memory_asks_for(staleness: int) -> None:
+    """Of 64 samples a unit holds 100 bytes' worth at a time, and the reference batch is of all."""
+    work = workload({"cpu": cost(1.0)}, batch=64, staleness=staleness, reference_batch=64)
+    work["layers"][0]["activation_bytes"] = 10.0
+    found = plan(work, resources(cpu=(1.0, 2)), 100.0, method="exact")
+    assert found.feasible
+    assert found.stages[0].memory_bytes <= 100.0
+
+
+def test_where_a_whole_batch_is_in_memory_more_units_hold_it() -> None:
+    """Of 24 samples of two steps one unit would have 48, two have 24 each; a unit holds 40."""
+    work = workload({"cpu": cost(1.0)}, batch=24, staleness=3, reference_batch=24, whole_batch=True)
+    work["layers"][0]["activation_bytes"] = 2.5
+    found = plan(work, resources(cpu=(1.0, 3)), method="exact")
+    assert found.feasible
+    assert found.stages[0].units > 1
+    assert found.stages[0].memory_bytes <= 100.0
+
+
+@pytest.mark.parametrize("units", [5, 7, 9, 11])
+def test_micro_batches_go_round_evenly_where_all_units_are_needed(units: int) -> None:
+    """Without staleness nine units reach their pace with 9, 18, .. micro-batches alone."""
+    work = workload({"cpu": cost(1.0)}, batch=6930, staleness=0, reference_batch=100)
+    found = plan(work, resources(cpu=(1.0, units)), 99.0 * units, method="exact")
+    assert found.feasible
+    assert found.plan.micro_batches % units == 0
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize("batch", [7, 10, 16, 64, 100])
+def test_micro_batches_that_are_chosen_are_nearly_of_a_size(batch: int, staleness: int) -> None:
+    """48 micro-batches of 64 samples would be of one or two, and priced as of 1.33."""
+    rows = [{"cpu": cost(0.1)}, {"t4": cost(0.1)}]
+    work = workload(*rows, batch=batch, staleness=staleness, reference_batch=3)
+    parts = plan(work, resources(cpu=(1.0, 12), t4=(1.0, 12)), 900.0).plan.micro_batches
+    assert -(-batch // parts) * parts <= 1.05 * batch
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(layers=3, limit=4), st.integers(1, 6))
+def test_workers_in_lockstep_have_as_many_micro_batches_each(
+    drawn: tuple[CostModel, float], parts: int
+) -> None:
+    """With others workers would cut a batch into more of them than the job says."""
+    plain = _stepped(drawn[0], 0, parts)
+    work = replace(plain.workload, lockstep=True)
+    model = CostModel(work, plain.resources, steps=replace(plain.steps, lockstep=True))
+    floor, best = drawn[1] / 4, np.inf
+    for kinds in product(*(np.flatnonzero(row) for row in model.allowed)):
+        for one in every_plan(model, tuple(int(kind) for kind in kinds), floor):
+            assert not one.feasible or not any(parts % stage.units for stage in one.stages)
+            best = min(best, one.cost if one.feasible else np.inf)
+    solution = solve(model, floor, seconds=10.0)
+    assert solution.lower_bound <= best * (1 + 1e-9)
+    assert (solution.plan is not None and solution.plan.feasible) == np.isfinite(best)
+    for method in ("exact", "ppo", "greedy"):
+        found = plan(replace(work, staleness=2), model.resources, floor, method)
+        # It may cut stages of one type, where memory asks for it.
+        assert found.feasible or not np.isfinite(best) or method != "exact"
+        assert not found.feasible or found.plan.staleness == 0
+        assert not found.feasible or not any(parts % stage.units for stage in found.stages)
+        if found.proven and np.isfinite(best):
+            assert found.cost == pytest.approx(best, rel=1e-9)
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_memory_counts_copies_of_the_state_on_cpus(kind: str) -> None:
     work = workload({kind: cost(1.0)}, ps_type="", batch=8, micro_batches=4, staleness=1)
     work["layers"][0].update(weight_bytes=10.0, optimizer_bytes=5.0, activation_bytes=1.0)
     offer = resources(**{kind: (1.0, 1)})
     plain, copied = plan(work, offer), plan(work | {"copied": True}, offer)
-    # Two versions and the optimizer's; the gradient is not copied.
+    # Two versions and the optimizer's; gradients are not copied.
     more = 2 * 10.0 + 5.0 if kind == "cpu" else 0.0
     assert copied.stages[0].memory_bytes - plain.stages[0].memory_bytes == pytest.approx(more)
     offer["types"][0]["memory_bytes"] = plain.stages[0].memory_bytes
@@ -281,6 +392,24 @@ def test_what_crosses_hosts_is_priced_at_their_bandwidth() -> None:
     offer["types"][0].update(units_per_host=2, host_bandwidth_bytes_s=1000.0)
     far = plan(work, offer)
     assert far.stages[0].transfer_s - near.stages[0].transfer_s == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("staleness", [None, 0, 1])
+def test_sums_among_several_hosts_are_priced_at_their_bandwidth(staleness: int | None) -> None:
+    """50 bytes of weights go twice round, at 1,000 bytes a second: 0.1 s a step of 100 samples."""
+    work = workload({"cpu": cost(1.0)}, batch=100, micro_batches=4)
+    work["layers"][0]["weight_bytes"] = 50.0
+    if staleness is not None:
+        work["staleness"] = staleness
+    offer = resources(cpu=(1.0, 4))
+    offer["types"][0]["memory_bytes"] = 1e3
+    offer["types"][0].update(units_per_host=2, host_bandwidth_bytes_s=1000.0)
+    model = CostModel(Workload.parse(work), Resources.parse(offer))
+    near, far = (model.evaluate((0,), (units,)) for units in (2, 4))
+    assert near.stages[0].transfer_s == 0
+    assert far.stages[0].transfer_s == pytest.approx(0.1 / 100)
+    if staleness == 0:
+        assert (100 / near.throughput, 100 / far.throughput) == pytest.approx((0.5, 0.25 + 0.1))
 
 
 def test_micro_batches_in_flight() -> None:

@@ -126,7 +126,7 @@ def test_a_type_that_does_not_compute_in_bf16_is_not_offered_to_a_job_that_does(
 def test_what_the_model_says_is_taken_over() -> None:
     seen = Workload(layers=[Layer(name="a", uncut=True, shares="so"), Layer(name="b")])
     seen.micro_batches = 4
-    found = of_model(of_job(workload("a", "b"), job(), []), seen)
+    found = of_model(workload("a", "b"), job(), [], seen)
     assert [(layer.uncut, layer.shares) for layer in found.workload.layers] == [
         (True, "so"),
         (False, ""),
@@ -135,11 +135,11 @@ def test_what_the_model_says_is_taken_over() -> None:
     assert "A step has 4 micro-batches, whatever the plan" in found.notes[0]
     said = workload("a", "b")
     said.micro_batches = 8  # which the model does not allow
-    assert of_model(of_job(said, job(), []), seen).workload.micro_batches == 4
+    assert of_model(said, job(), [], seen).workload.micro_batches == 4
     seen.micro_batches = 0
-    assert of_model(of_job(said, job(), []), seen).workload.micro_batches == 8
+    assert of_model(said, job(), [], seen).workload.micro_batches == 8
     with pytest.raises(OfferError, match=r"costs of the layers 'x'; expected .* 'a', 'b'"):
-        of_model(of_job(workload("x"), job(), []), seen)
+        of_model(workload("x"), job(), [], seen)
 
 
 def test_only_a_plan_of_several_workers_may_depend_on_the_model() -> None:
@@ -153,6 +153,9 @@ def test_only_a_plan_of_several_workers_may_depend_on_the_model() -> None:
     own = job()  # whose loss may be one of whole batches: all of a step is in memory
     own.model.loss = "losses.py:total"
     assert may_depend_on_model(planned(1), own)
+    outside = job()  # whose experts may be on no GPU
+    outside.train.offload.memory = "2GB"
+    assert may_depend_on_model(planned(1), outside)
 
 
 def test_a_loss_of_whole_batches_is_known_before_there_is_a_plan() -> None:
@@ -167,10 +170,10 @@ def test_a_loss_of_whole_batches_is_known_before_there_is_a_plan() -> None:
     seen = Workload(layers=[Layer(name="a")], whole_batch=True)  # by a loss of the job's own
     plain = of_job(workload("a"), job(), [])
     assert not plain.workload.whole_batch
-    found = of_model(plain, seen)
+    found = of_model(plain.workload, job(), [], seen)
     assert found.workload.whole_batch
     assert found.notes[-1].startswith(told)
-    assert of_model(found, seen).notes == found.notes
+    assert of_model(found.workload, job(), [], seen).notes == found.notes
 
 
 def test_units_beyond_the_cores_of_a_host_are_said() -> None:
@@ -193,6 +196,20 @@ def test_units_a_host_follow_from_the_nodes() -> None:
     found = make_offer(job(), [*here, node("c", 4, host="i")]).resources.types[0]
     assert (found.limit, found.units_per_host) == (8, 5)
     assert isinstance(found, ResourceType)
+
+
+def test_what_has_experts_the_model_says_where_given_costs_do_not() -> None:
+    """Else workers would refuse the plan: experts that are split over hosts, or on a GPU."""
+    seen = Workload(layers=[Layer(name="a", kind="moe"), Layer(name="b", kind="dense")])
+    given = workload("a", "b", kind="", types=("cpu", "t4"))
+    split = of_model(given, job(split_experts=True), [node("a", 2)], seen)
+    assert [layer.one_host for layer in split.workload.layers] == [True, False]
+    assert "with 'a' are on one host" in split.notes[0]
+    outside = job()
+    outside.schedule.offered.types[1].device = "cuda"
+    outside.train.offload.memory = "2GB"
+    found = of_model(given, outside, [], seen)
+    assert [sorted(layer.cost) for layer in found.workload.layers] == [["cpu"], ["cpu", "t4"]]
 
 
 def test_experts_out_of_memory_are_on_cores_alone() -> None:
