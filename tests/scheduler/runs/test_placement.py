@@ -34,13 +34,16 @@ class Gate(nn.Linear):
     def __init__(self, gate):
         super().__init__(4, 4)
         self.gate = gate
-        self.begun = False
 
     def forward(self, x):
-        while self.training and self.begun and not Path(self.gate).exists():
+        result = super().forward(x)
+        if result.requires_grad:  # a forward alone is a trial
+            result.register_hook(self.wait)
+        return result
+
+    def wait(self, gradient):
+        while not Path(self.gate).exists():
             time.sleep(0.05)
-        self.begun = True  # it is tried before it is trained, and then is as it was
-        return super().forward(x)
 
 
 class Model(nn.Module):
