@@ -25,6 +25,9 @@ def notes(decision: "Decision") -> list[str]:
         if decision.min_throughput and decision.throughput:
             more = 1 / (1 - decision.overhead) - 1
             text += f", so the plan is made for {percent(more)} more than the floor"
+        elif decision.throughput:
+            left = decision.throughput * (1 - decision.overhead)
+            text += f": {rate(left)} samples/s are to be expected"
         said.append(f"{text}.")
     return said
 

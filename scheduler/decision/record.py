@@ -96,8 +96,8 @@ class Decision:
     is infinite (null in JSON), and so is the bound where the floor cannot be met. `proven` says
     that no plan costs less. `values` are the critic's estimates before each layer. `relaxations`
     are filled where no plan meets the demands, the cheapest first. `overhead` is the share of the
-    time that the executor takes besides, by which the plan exceeds the floor: its throughput is at
-    least min_throughput / (1 - overhead).
+    time that the executor takes besides, by which the plan exceeds a floor: its throughput is at
+    least min_throughput / (1 - overhead), and a job's is to be that of the plan less that share.
     """
 
     method: str

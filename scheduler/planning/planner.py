@@ -102,7 +102,7 @@ def _decision(model: CostModel, demands: Demands, seed: int, answer: Answer) -> 
         alternatives=tuple(_alternative(name, answer.results[name]) for name in others),
         seed=seed,
         min_throughput=demands.min_throughput,
-        overhead=model.workload.overhead if demands.min_throughput else 0.0,
+        overhead=model.workload.overhead,
         max_throughput=answer.top,
         probabilities=bench.probabilities if bench else {},
         values=bench.values if bench else {},

@@ -16,6 +16,7 @@ from heterps.report.plans import plans_report
 from heterps.report.progress import line as progress_line
 from heterps.view import failure as reasons
 from heterps.view import figures
+from heterps.view.figures import rate
 from scheduler.decision.record import Measured, ParetoPoint, Relaxation
 
 PLAN = Path(__file__).resolve().parents[3] / "examples/plan"
@@ -238,6 +239,8 @@ def test_steps_and_the_overhead_are_said_in_a_sentence_each():
     text = " ".join(rendered(report.decision_report(fresh)).split())
     assert "Each step has all updates (staleness 0)" in text
     assert "so the plan is made" not in text
+    left = rate(fresh.throughput * 0.95)
+    assert f"takes 5.0% of the time besides: {left} samples/s are to be expected" in text
 
 
 @pytest.mark.parametrize(
