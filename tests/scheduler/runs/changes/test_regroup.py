@@ -328,6 +328,7 @@ def test_the_node_of_a_stages_only_worker_dies_and_the_kernel_tells_of_it(
     status = service.end(name)
     assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
     assert status.recoveries[0].back
+    wait_until(lambda: node not in service.nodes(kind), "its lease is over")
     whole = service.submit(service.job(f"{name}-unfailed", **ALONE))
     assert service.end(whole).end_reason == END_SUCCEEDED
     assert service.digest(name) == service.digest(whole)
