@@ -21,6 +21,7 @@ TYPES = tuple("abcdef")
 _BATCH = 768  # samples a step, where the planner chooses the micro-batches: all nearly of a size
 _MICRO_BATCHES = 24
 _DRAWS = 200
+_SCALINGS = 4  # of one: with its times a plan may have other micro-batches
 _LEAST_UNITS = 9
 _FLOORS = 25  # tried for the highest
 
@@ -214,9 +215,12 @@ def drawn(
         question = question.at_its_best() if method == "random" or stages == 1 else question
         if not _fits(question.decide(), stages):
             continue
-        question = _long_enough(question)
-        if _fits(question.decide(), stages) and _shortest(question) > LEAST_S * (1 - 1e-9):
-            return question
+        for _ in range(_SCALINGS):
+            question = _long_enough(question)
+            if not _fits(question.decide(), stages):
+                break
+            if _shortest(question) > LEAST_S * (1 - 1e-9):
+                return question
     raise ValueError(f"{method}: no plan of {stages} stages in {_DRAWS} draws")
 
 
