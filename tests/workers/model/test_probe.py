@@ -1,13 +1,11 @@
 """What is found out about a model by running it on a few samples, whatever its code calls it."""
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
 
-from protos.job_pb2 import JobSpec
+from tests.workers.model.samples import job_of_samples
 from workers.embedding.sparse import SparseEmbedding
 from workers.learning.objective import MissingLabelError
 from workers.model.entry import ModelError
@@ -23,14 +21,7 @@ from workers.moe.layer import MoE
 
 @pytest.fixture
 def job(tmp_path):
-    rng = np.random.default_rng(0)
-    columns = {f"d{i}": rng.normal(size=40).astype(np.float32) for i in range(3)}
-    columns |= {f"s{i}": rng.integers(0, 5, 40).astype(str) for i in range(2)}
-    pq.write_table(pa.table({**columns, "label": rng.integers(0, 2, 40)}), tmp_path / "t.parquet")
-    spec = JobSpec(directory=str(tmp_path))
-    spec.data.train, spec.data.label = "t.parquet", "label"
-    spec.data.dense.extend(["d0", "d1", "d2"])
-    spec.data.sparse.extend(["s0", "s1"])
+    spec = job_of_samples(tmp_path)
     spec.train.batch_size, spec.train.staleness = 256, 1
     return spec
 

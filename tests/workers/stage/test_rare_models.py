@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ps import LocalTable
+from tests.workers.reverse import Reverse
 from tests.workers.stage import reference
 from tests.workers.stage.in_process import Pipeline
 from tests.workers.stage.test_executor import job_of, seeded
@@ -45,19 +46,6 @@ class FrozenNorm(nn.Module):
 
     def forward(self, dense):
         return self.top(self.norm(self.bottom(dense)).tanh())
-
-
-class Reverse(torch.autograd.Function):
-    """Turns gradients round, as in domain-adversarial training."""
-
-    @staticmethod
-    def forward(ctx, x, rate):
-        ctx.rate = rate
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return -ctx.rate * gradient, None
 
 
 class Adversarial(nn.Module):
