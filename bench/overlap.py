@@ -28,7 +28,7 @@ from bench.sums import RING, ring_group
 from chassis.security import Security
 from protos.job_pb2 import JobSpec
 from workers.links.all_reduce import Rendezvous, StageGroup
-from workers.model.statistics import RunningStatistics
+from workers.model.module.statistics import RunningStatistics
 from workers.stage.schedule import Schedule
 from workers.stage.update import Update
 from workers.stage.versions import Versions

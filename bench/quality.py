@@ -34,7 +34,7 @@ from ps import LocalTable
 from workers.data import Dataset, GlobalBatches
 from workers.data.tensors import tensors_of
 from workers.embedding.sparse import SparseEmbedding
-from workers.model.entry import job_model
+from workers.model.code.entry import job_model
 from workers.stage.source import evaluation_batches
 
 BATCH = 4096  # of held-out samples

@@ -20,9 +20,9 @@ from heterps import Client, Cluster
 from heterps.job.file import load_job
 from heterps.job.prepare import prepare
 from protos.job_pb2 import JobSpec
-from workers.model.entry import job_model
-from workers.model.inputs import inputs_of
-from workers.model.trace import TracedModel
+from workers.model.chain.trace import TracedModel
+from workers.model.code.entry import job_model
+from workers.model.module.inputs import inputs_of
 
 JOBS = {"flights": "examples/flights/job.yaml", "kuairand": "examples/kuairand/job.yaml"}
 LAGS = (0, 1)

@@ -32,7 +32,7 @@ from workers.data.tensors import tensors_of
 from workers.embedding.sparse import EmbeddingSpec, SparseEmbedding
 from workers.learning.losses import loss_function
 from workers.learning.optimizers import make_optimizer
-from workers.model.entry import job_model
+from workers.model.code.entry import job_model
 
 ROWS = 1 << 20
 

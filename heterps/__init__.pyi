@@ -16,16 +16,16 @@ from workers.data.keys import PAD as PAD
 from workers.learning.objective import loss as loss
 from workers.embedding.sparse import SparseEmbedding as SparseEmbedding
 from workers.learning.reduction import reduce_gradients as reduce_gradients
-from workers.model.hugging_face import HuggingFace as HuggingFace
-from workers.model.hugging_face import hugging_face as hugging_face
-from workers.model.saved import load as load
+from workers.model.chain.hugging_face import HuggingFace as HuggingFace
+from workers.model.chain.hugging_face import hugging_face as hugging_face
+from workers.model.saved.model import load as load
 from workers.moe.group import ExpertGroup as ExpertGroup
 from workers.moe.layer import MoE as MoE
 from workers.moe.layer import aux_loss as aux_loss
 from workers.moe.moefy import moefy as moefy
-from workers.offload.offload import offload as offload
-from workers.offload.offload_training import offload_training as offload_training
-from workers.offload.pack import pack_experts as pack_experts
+from workers.offload.running.offload import offload as offload
+from workers.offload.training.offload_training import offload_training as offload_training
+from workers.offload.experts.pack import pack_experts as pack_experts
 from workers.stage.callbacks import TrainingState as TrainingState
 
 __all__ = [

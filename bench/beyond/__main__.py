@@ -34,8 +34,8 @@ from bench.beyond.tables import put, tables
 from bench.beyond.turns import THREADS, Contestant, Disk, can_cap, enter
 from bench.pages import DOCS, RESULTS, machine, versions, write
 from heterps import pack_experts
-from workers.offload.replay import REPLAYED, replay
-from workers.offload.trace import read_trace
+from workers.offload.choice.replay import REPLAYED, replay
+from workers.offload.choice.trace import read_trace
 
 RIVALS = ("torch mmap", "safetensors mmap", "accelerate")
 SHARES = (2, 4, 8)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bench.beyond.shakespeare import EXPERTS, LAYERS, K, tell
 from heterps import MoE, offload
-from workers.offload.trace import Trace, read_trace
+from workers.offload.choice.trace import Trace, read_trace
 
 WIDTH, HIDDEN = 512, 512  # an expert is 2 MiB
 PLAIN = "cache, nothing read ahead"

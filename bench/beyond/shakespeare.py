@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from heterps import MoE, aux_loss
 from workers.moe.gates_topk import TopK
-from workers.offload.trace import record
+from workers.offload.choice.trace import record
 
 LAYERS, EXPERTS, K, WIDTH, HIDDEN, WINDOW = 12, 32, 2, 64, 64, 128
 TEXT = Path(__file__).resolve().parents[2] / "../shared/data/text-tinyshakespeare/input.txt"

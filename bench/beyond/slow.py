@@ -30,7 +30,7 @@ from bench.beyond.contestants import Big
 from bench.beyond.turns import THREADS
 from heterps import offload_training
 from workers.offload.engine import _reads
-from workers.offload.trained import TrainedExperts
+from workers.offload.experts.trained import TrainedExperts
 
 _PART = 2 << 20  # bytes, as reads and writes are made
 

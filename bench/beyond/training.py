@@ -15,8 +15,8 @@ from torch.optim import Adam
 from bench.beyond.contestants import HIDDEN, WIDTH, Big, inputs
 from bench.beyond.turns import Disk
 from heterps import offload_training
-from workers.offload.layout import view_of
-from workers.offload.packed import PackedExperts
+from workers.offload.experts.layout import view_of
+from workers.offload.experts.packed import PackedExperts
 
 LAYERS, EXPERTS, BATCH, OVER = 3, 32, 256, 4  # OVER: the model with its states is so many memories
 _WEIGHTS = 2 * WIDTH * HIDDEN * 4  # bytes of an expert

@@ -14,10 +14,10 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from bench.beyond.contestants import files
-from workers.offload.layout import view_of
-from workers.offload.memory import fixed
-from workers.offload.packed import PackedExperts
-from workers.offload.readers import Read, Readers
+from workers.offload.experts.layout import view_of
+from workers.offload.experts.packed import PackedExperts
+from workers.offload.slots.memory import fixed
+from workers.offload.slots.readers import Read, Readers
 
 THREADS = 1  # that compute, in each contestant: those of torch spin, and reading needs a core
 GROUPS = Path("/sys/fs/cgroup/memory")

@@ -15,10 +15,10 @@ from ps import LocalShards, ParameterClient
 from workers.data import Dataset, GlobalBatches
 from workers.data.tensors import tensors_of
 from workers.learning.precision import Precision
-from workers.model.entry import job_model
-from workers.model.inputs import inputs_of
-from workers.model.job_loss import job_loss
-from workers.model.trace import TracedModel
+from workers.model.chain.trace import TracedModel
+from workers.model.code.entry import job_model
+from workers.model.module.inputs import inputs_of
+from workers.model.objective.loss import job_loss
 from workers.profiling.rows import ShardRows
 from workers.profiling.timing import LayerTimer, Part
 

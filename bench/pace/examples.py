@@ -33,7 +33,7 @@ from scheduler import Workload, plan
 from scheduler.decision.record import Decision
 from workers.data import Dataset, GlobalBatches
 from workers.data.tensors import tensors_of
-from workers.model.entry import job_model
+from workers.model.code.entry import job_model
 
 JOBS = {
     "flights": "examples/flights/job.yaml",

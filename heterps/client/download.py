@@ -121,7 +121,7 @@ class Download:
         return JobFiles(self._job.job_id, str(self._folder), self._files(), model, self._note)
 
     def _unpack(self, archive: Path, limit: int) -> None:
-        from workers.model.unpack import ArchiveError, Limits, unpack
+        from workers.model.code.unpack import ArchiveError, Limits, unpack
 
         code = self._folder / "code"
         shutil.rmtree(code, ignore_errors=True)

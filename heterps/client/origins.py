@@ -14,7 +14,7 @@ from heterps.job.checkpoints import CUT
 from heterps.job.schema import field_name
 from protos.job_pb2 import JobSpec, Origin
 from protos.naming import KEPT
-from workers.model.entry_digest import entry_files
+from workers.model.code.digest import entry_files
 
 # What another plan, other machines or another folder may change without changing the training.
 _FREE = frozenset(

@@ -8,7 +8,7 @@ from heterps.commands import models, options
 from heterps.errors import OK, ModelUseError
 
 if TYPE_CHECKING:
-    from workers.offload.trace import Trace
+    from workers.offload.choice.trace import Trace
 
 _PARTS = (8, 4, 2)
 
@@ -27,10 +27,10 @@ def experts() -> None:
 def trace_command(model: str, data: str, output: str, batch: int, as_json: bool) -> int:
     """Trace."""
     from workers.data import rows
-    from workers.model.predict import predictor_of
-    from workers.model.saved import load
-    from workers.offload.layout import ExpertFileError
-    from workers.offload.trace import read_trace, record
+    from workers.model.saved.model import load
+    from workers.model.saved.predict import predictor_of
+    from workers.offload.choice.trace import read_trace, record
+    from workers.offload.experts.layout import ExpertFileError
 
     with models.explained(), models.folder_of(model) as folder:
         loaded = load(folder)
@@ -67,9 +67,9 @@ def trace_command(model: str, data: str, output: str, batch: int, as_json: bool)
 @options.as_json
 def replay_command(trace: str, memory: tuple[str, ...], batch: int, as_json: bool) -> int:
     """Show what each policy would have read of a TRACE, and Belady's, which none can beat."""
-    from workers.offload.replay import REPLAYED, replay
-    from workers.offload.size import bytes_of
-    from workers.offload.trace import TraceError, read_trace
+    from workers.offload.choice.replay import REPLAYED, replay
+    from workers.offload.choice.trace import TraceError, read_trace
+    from workers.offload.running.size import bytes_of
 
     try:
         found = read_trace(trace).in_batches(batch)

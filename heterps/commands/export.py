@@ -34,9 +34,9 @@ def export(
     if (torch_file is None) == (onnx_file is None):
         raise click.UsageError("expected one of --torch FILE and --onnx FILE")
     with models.explained(), models.folder_of(model) as folder:
-        from workers.model.export import ONNX, TORCH
-        from workers.model.export import export as write
-        from workers.model.saved import read_saved
+        from workers.model.saved.export import ONNX, TORCH
+        from workers.model.saved.export import export as write
+        from workers.model.saved.model import read_saved
 
         target = Path(torch_file or onnx_file or "")
         if torch_file and target.suffix != ".pt2":

@@ -46,8 +46,8 @@ def explained() -> Iterator[None]:
     """
     from ps.errors import CheckpointError
     from workers.data.errors import DataError
-    from workers.model.cut import CutError
-    from workers.model.entry import ModelError
+    from workers.model.code.entry import ModelError
+    from workers.model.saved.cut import CutError
 
     try:
         yield

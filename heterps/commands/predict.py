@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from workers.data.output import OutputFile
-    from workers.model.predict import Predicted
+    from workers.model.saved.predict import Predicted
 
 _HELP = (
     f"Predict each row of DATA, in its order. {models.HELP} DATA is a .parquet, .csv, .tsv, "
@@ -89,8 +89,8 @@ def _predict(
 ) -> None:
     from workers.data import rows
     from workers.data.errors import DataError
-    from workers.model.predict import predictor_of
-    from workers.model.saved import load
+    from workers.model.saved.model import load
+    from workers.model.saved.predict import predictor_of
 
     paths = rows.find(data)
     if any(output.exists() and path.samefile(output) for path in paths):

@@ -24,7 +24,7 @@ from ps.errors import TableError
 from ps.table.rules import WIRE_BYTES
 from scheduler.methods.names import JOB_METHODS
 from workers.embedding.spec import check_options
-from workers.model.entry_digest import entry_digest, entry_files
+from workers.model.code.digest import entry_digest, entry_files
 
 _HIDDEN: Final = frozenset(
     (

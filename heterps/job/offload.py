@@ -6,9 +6,9 @@ from typing import Final
 
 from heterps.job.checkpoints import Wrong
 from protos.job_pb2 import JobSpec
-from workers.offload.size import bytes_of
+from workers.offload.running.size import bytes_of
 
-# As `workers.offload.policy.POLICIES`, which torch comes with.
+# As `workers.offload.slots.policy.POLICIES`, which torch comes with.
 POLICIES: Final = ("clock", "lfu", "lfu-decay", "lru")
 _KEY: Final = "train.offload"
 _MOST_READERS: Final = 64

@@ -132,7 +132,7 @@ def test_rounds_are_gone_on_with_until_all_are_there(tmp_path: Path, monkeypatch
     """Without contestants: what is run, of which tokens, and what is kept."""
     from bench.beyond import __main__ as beyond
     from bench.beyond.contestants import EXPERTS, LAYERS
-    from workers.offload.trace import Call, Trace, TracedLayer
+    from workers.offload.choice.trace import Call, Trace, TracedLayer
 
     layers = tuple(TracedLayer(str(i), EXPERTS, 1) for i in range(LAYERS))
     calls = tuple(

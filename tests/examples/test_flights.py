@@ -13,7 +13,7 @@ import pytest
 from bench.quality import JOBS, Plain
 from heterps.job.file import load_job
 from tests.workers.stage.in_process import Pipeline
-from workers.model.entry import job_model, load_entry
+from workers.model.code.entry import job_model, load_entry
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/flights"
 SPLITS = ("train", "valid", "test")

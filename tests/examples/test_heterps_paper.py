@@ -8,8 +8,8 @@ import torch
 
 from heterps.job.file import load_job
 from scheduler import load_resources, load_workload, plan
-from workers.model.entry import job_model
-from workers.model.trace import TracedModel
+from workers.model.chain.trace import TracedModel
+from workers.model.code.entry import job_model
 
 FOLDER = Path(__file__).parents[2] / "examples" / "heterps_paper"
 LAYERS = {"ctrdnn": 16, "matchnet": 16, "two_embeddings": 10, "nce": 5}

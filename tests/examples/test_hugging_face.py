@@ -11,7 +11,7 @@ import heterps
 from heterps import Client, Cluster
 from heterps.job.file import load_job
 from tests.jobs import RESOURCES, write_workload
-from workers.model.entry import load_entry
+from workers.model.code.entry import load_entry
 
 pytestmark = pytest.mark.exhaustive
 

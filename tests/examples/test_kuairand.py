@@ -15,9 +15,9 @@ from bench.quality import JOBS, Plain
 from heterps.job.file import load_job
 from tests.workers.stage.in_process import Pipeline
 from workers.data import Dataset, GlobalBatches
-from workers.model.entry import job_model, load_entry
-from workers.model.inputs import inputs_of
-from workers.model.trace import TracedModel
+from workers.model.chain.trace import TracedModel
+from workers.model.code.entry import job_model, load_entry
+from workers.model.module.inputs import inputs_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/kuairand"

@@ -14,8 +14,8 @@ import heterps
 from heterps import Client, Cluster
 from heterps.job.file import load_job
 from tests.jobs import write_workload
-from workers.model.entry import load_entry
-from workers.model.trace import TracedModel
+from workers.model.chain.trace import TracedModel
+from workers.model.code.entry import load_entry
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/moe_lm"
 UNIFORM = math.log(256)

@@ -572,7 +572,7 @@ def _records(folder: Path) -> list[bytes]:
 def _archive(folder: Path) -> Parser:
     import shutil
 
-    from workers.model.unpack import Limits, unpack
+    from workers.model.code.unpack import Limits, unpack
 
     limits = Limits(most_bytes=1 << 16, files=20, path_bytes=60, depth=5)
 
@@ -707,7 +707,10 @@ TARGETS = {
         ("ps.shard", "ps.table", "protos.codec"),
     ),
     "archive": Target(
-        _archive, _archives, ("workers.model.unpack.ArchiveError",), ("workers.model.unpack",)
+        _archive,
+        _archives,
+        ("workers.model.code.unpack.ArchiveError",),
+        ("workers.model.code.unpack",),
     ),
     "feed": Target(_feed, _feeds, _SAVE, ("ps.serving.feed",)),
     "policy": Target(_policy, _policies, ("builtins.ValueError",), ("scheduler.agent.policy",)),

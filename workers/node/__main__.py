@@ -71,7 +71,7 @@ from protos.scheduler_pb2 import (
 )
 from workers.device.units import gpus_of
 from workers.links.plain import plain_allowed
-from workers.model.code import CodeCache, CodeError
+from workers.model.code.brought import CodeCache, CodeError
 from workers.node import privileges
 from workers.node.draining import NOTICE_S, Draining
 from workers.node.hardware import DeviceError, find_hardware

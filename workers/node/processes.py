@@ -34,8 +34,8 @@ from chassis.process import (
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, ReadLogReply
 from protos.scheduler_pb2 import ProcessStatus
 from workers.device.units import VISIBLE, compute_environment, least_used
-from workers.model.code import CodeCache, CodeError
-from workers.model.unfinished import Unfinished
+from workers.model.code.brought import CodeCache, CodeError
+from workers.model.saved.unfinished import Unfinished
 from workers.node.launched import HOME, Entry, Job, label_of
 from workers.node.oom import OomKills
 from workers.node.restart import RestartRule, shard_argv

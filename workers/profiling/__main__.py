@@ -16,7 +16,7 @@ from chassis.exits import TOLD, exit_code_of
 from chassis.files import replace_file
 from protos.decision_pb2 import Workload
 from protos.node_pb2 import ProfileRequest
-from workers.model.code import code_root, enter
+from workers.model.code.brought import code_root, enter
 from workers.profiling.look import look
 from workers.stage.failure import end_reason_of, told
 

@@ -33,9 +33,9 @@ from workers.links.pipeline import Links, Place
 from workers.links.service import StageService
 from workers.links.session import Session
 from workers.links.transport import Neighbours
-from workers.model.randomness import Randomness
-from workers.model.statistics import RunningStatistics
-from workers.model.trace import TracedModel
+from workers.model.chain.trace import TracedModel
+from workers.model.module.randomness import Randomness
+from workers.model.module.statistics import RunningStatistics
 from workers.stage.beginning import Beginning
 from workers.stage.cut_judge import CutFacts
 from workers.stage.layers import StageLayers

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from protos.decision_pb2 import Layer, Workload
 from protos.job_pb2 import JobSpec
-from workers.model.entry import job_model
-from workers.model.graph_check import check_graph
-from workers.model.inputs import inputs_of
-from workers.model.job_loss import job_loss
-from workers.model.probe import check_parameters, micro_batches_of, structures_of
-from workers.model.sharing import Sharing
-from workers.model.trace import TracedModel
+from workers.model.chain.trace import TracedModel
+from workers.model.checks.graph import check_graph
+from workers.model.checks.probe import check_parameters, micro_batches_of, structures_of
+from workers.model.code.entry import job_model
+from workers.model.module.inputs import inputs_of
+from workers.model.module.sharing import Sharing
+from workers.model.objective.loss import job_loss
 from workers.stage.outside import built_in, folder_of
 
 
@@ -25,7 +25,7 @@ def look(job: JobSpec) -> Workload:
         traced = TracedModel(job_model(job), inputs_of(job.data))
     check_parameters(traced, job)
     if job.train.offload.memory:
-        from workers.offload.suited import check_suited
+        from workers.offload.training.suited import check_suited
 
         check_suited(job, traced.model, [layer.name for layer in traced.layers])
     check_graph(traced, job)

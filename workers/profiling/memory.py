@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from workers.device.mapped import lies_in
-from workers.model.trace import TracedModel
+from workers.model.chain.trace import TracedModel
 from workers.profiling.timing import LayerTimer, parameters_of
 
 _COPIES = 3  # of a weight: itself, its gradient, and its place in the flat buffer of the reduction

@@ -31,11 +31,11 @@ from workers.device.units import compute_environment
 from workers.learning.precision import Precision
 from workers.links.all_reduce import Rendezvous, StageGroup, join_processes
 from workers.links.ring_port import RingPort
-from workers.model.compiled import compile_layers
-from workers.model.entry import job_model
-from workers.model.inputs import inputs_of
-from workers.model.job_loss import job_loss
-from workers.model.trace import TracedModel
+from workers.model.chain.compiled import compile_layers
+from workers.model.chain.trace import TracedModel
+from workers.model.code.entry import job_model
+from workers.model.module.inputs import inputs_of
+from workers.model.objective.loss import job_loss
 from workers.ops.linear import Routes, route
 from workers.profiling.rows import ShardRows
 from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of

@@ -29,15 +29,15 @@ from workers.data import Dataset, GlobalBatches
 from workers.learning.precision import Precision
 from workers.links.plain import plain_allowed
 from workers.links.transport import measure_rate
-from workers.model.compiled import compile_layers
-from workers.model.entry import job_model
-from workers.model.graph_check import check_graph
-from workers.model.inputs import inputs_of
-from workers.model.job_loss import job_loss
-from workers.model.probe import check_parameters, micro_batches_of, structures_of
-from workers.model.trace import TracedModel
-from workers.model.whole import check_smallest
-from workers.offload.suited import check_suited
+from workers.model.chain.compiled import compile_layers
+from workers.model.chain.trace import TracedModel
+from workers.model.checks.graph import check_graph
+from workers.model.checks.probe import check_parameters, micro_batches_of, structures_of
+from workers.model.code.entry import job_model
+from workers.model.module.inputs import inputs_of
+from workers.model.module.whole import check_smallest
+from workers.model.objective.loss import job_loss
+from workers.offload.training.suited import check_suited
 from workers.ops.linear import Routes, Shape, of_type, route
 from workers.profiling import datasheet, linear
 from workers.profiling.against_steps import besides, drop_waits, tell_delay

@@ -11,7 +11,7 @@ from chassis.exits import exit_code_of
 from chassis.logs import log_fields
 from protos.node_pb2 import LaunchRequest
 from workers.links.inbox import Stopped
-from workers.model.code import enter
+from workers.model.code.brought import enter
 from workers.stage.failure import end_reason_of, told
 from workers.stage.worker import Worker
 

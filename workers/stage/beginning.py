@@ -12,7 +12,10 @@ from pathlib import Path
 from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
-from workers.model.cut import (
+from workers.model.chain.trace import StageGraph
+from workers.model.code.digest import entry_digest, entry_files
+from workers.model.objective.curve import LossCurve
+from workers.model.saved.cut import (
     Cut,
     DenseFiles,
     ScaleState,
@@ -22,10 +25,7 @@ from workers.model.cut import (
     read_cut,
     split_place,
 )
-from workers.model.entry_digest import entry_digest, entry_files
-from workers.model.loss_curve import LossCurve
-from workers.model.trace import StageGraph
-from workers.model.warm_start import Weights
+from workers.model.saved.warm_start import Weights
 from workers.stage.state import StageState, base_names, give
 
 _log = logging.getLogger("heterps.stage")

@@ -19,7 +19,7 @@ from chassis.near import did_you_mean
 from protos.job_pb2 import JobSpec
 from workers.errors import CallbackError
 from workers.learning.optimizers import rate_factor
-from workers.model.entry import ModelError, integral, load_entry
+from workers.model.code.entry import ModelError, integral, load_entry
 from workers.stage.ending import Ending
 from workers.stage.progress import Progress
 from workers.stage.schedule import Schedule

@@ -10,8 +10,8 @@ from ps.checkpoint.bounds import read_at_most
 from ps.checkpoint.places import open_store
 from ps.checkpoint.store import LocalStore, Store
 from ps.errors import CheckpointError
-from workers.model.code import copy_code
-from workers.model.cut import MANIFEST, Cut, CutError, DenseFiles, read_cut
+from workers.model.code.brought import copy_code
+from workers.model.saved.cut import MANIFEST, Cut, CutError, DenseFiles, read_cut
 from workers.stage.validation import Validations
 
 _ATTEMPT = "attempt"

@@ -26,7 +26,8 @@ from ps.errors import CheckpointError
 from workers.errors import BestLostError
 from workers.links.inbox import Inbox, Stopped
 from workers.links.notices import Notices
-from workers.model.cut import (
+from workers.model.objective.curve import LossCurve
+from workers.model.saved.cut import (
     Cut,
     LayerFiles,
     PartFile,
@@ -36,7 +37,6 @@ from workers.model.cut import (
     files_of,
     part_file,
 )
-from workers.model.loss_curve import LossCurve
 from workers.stage.cut_folder import CutFolder, SupersededError
 from workers.stage.progress import Progress
 from workers.stage.validation import ValidationClock

@@ -18,8 +18,8 @@ from protos.stage_pb2 import FREED, HELD, WRITTEN
 from workers.links.inbox import Inbox, Stopped
 from workers.links.notices import Notices
 from workers.links.pipeline import Place
-from workers.model.cut import DenseFiles, PartFile, files_as_json
-from workers.model.loss_curve import LossCurve
+from workers.model.objective.curve import LossCurve
+from workers.model.saved.cut import DenseFiles, PartFile, files_as_json
 from workers.stage.commits import RowCommits
 from workers.stage.cut_judge import CutJudge, Moment
 from workers.stage.failure import end_reason_of

@@ -25,7 +25,7 @@ from workers.learning.optimizers import rate_factor
 from workers.links.inbox import Inbox
 from workers.links.notices import Address, Notices
 from workers.links.pipeline import Place
-from workers.model.cut import ScaleState
+from workers.model.saved.cut import ScaleState
 from workers.stage.commits import RowCommits, largest
 from workers.stage.loss_terms import LossTerms
 from workers.stage.row_verdicts import RowVerdicts

@@ -14,7 +14,7 @@ from workers.learning.objective import as_given, named
 from workers.links.all_reduce import StageGroup
 from workers.links.frames import EVALUATE, FrameId
 from workers.links.pipeline import Links, Place
-from workers.model.job_metrics import JobMetrics
+from workers.model.objective.metrics import JobMetrics
 from workers.stage.layers import StageLayers
 from workers.stage.rows import StageRows
 from workers.stage.source import evaluation_batches

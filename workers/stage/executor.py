@@ -45,9 +45,9 @@ from workers.errors import DivergedError
 from workers.learning.objective import total
 from workers.links.frames import BACKWARD, FORWARD, FrameId
 from workers.links.pipeline import Links, Place
-from workers.model.job_loss import job_loss
-from workers.model.job_metrics import JobMetrics
-from workers.model.loss_curve import LossCurve
+from workers.model.objective.curve import LossCurve
+from workers.model.objective.loss import job_loss
+from workers.model.objective.metrics import JobMetrics
 from workers.stage.beginning import Beginning
 from workers.stage.busy import BusyClock
 from workers.stage.callbacks import Callbacks

@@ -33,8 +33,8 @@ from workers.errors import (
     PeerLostError,
     UnfitPlanError,
 )
-from workers.model.code import code_root
-from workers.model.cut import CutError, UnfitCutError
+from workers.model.code.brought import code_root
+from workers.model.saved.cut import CutError, UnfitCutError
 
 _PACKAGES = "/site-packages/"  # may lie in the job's folder, too
 _AWAY = (

@@ -21,9 +21,9 @@ from protos.stage_pb2 import MEASURED, SETTLED
 from workers.links.inbox import Inbox
 from workers.links.notices import Notices
 from workers.links.pipeline import Place
-from workers.model.cut import Validated
-from workers.model.entry import ModelError
-from workers.model.job_metrics import JobMetrics
+from workers.model.code.entry import ModelError
+from workers.model.objective.metrics import JobMetrics
+from workers.model.saved.cut import Validated
 from workers.stage.callbacks import Callbacks
 from workers.stage.cut_judge import Moment
 from workers.stage.cuts import Cuts

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from workers.model.cut import ScaleState, Validated
-from workers.model.dense_file import chunks_of
-from workers.model.loss_curve import LossCurve
+from workers.model.objective.curve import LossCurve
+from workers.model.saved.cut import ScaleState, Validated
+from workers.model.saved.dense_file import chunks_of
 from workers.stage.beginning import Beginning
 from workers.stage.state import StageState
 

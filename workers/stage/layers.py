@@ -10,9 +10,9 @@ from workers.device.copies import Staging
 from workers.learning.objective import Outputs, as_given, named
 from workers.learning.precision import Precision, wide
 from workers.links.all_reduce import StageGroup
-from workers.model.randomness import Randomness
-from workers.model.statistics import RunningStatistics
-from workers.model.trace import StageGraph
+from workers.model.chain.trace import StageGraph
+from workers.model.module.randomness import Randomness
+from workers.model.module.statistics import RunningStatistics
 
 
 @dataclass(frozen=True, slots=True)

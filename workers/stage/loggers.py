@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToDict
 
 from chassis.files import aside
 from protos.job_pb2 import JobSpec
-from workers.model.entry import ModelError, integral
+from workers.model.code.entry import ModelError, integral
 from workers.stage.callbacks import TrainingState
 
 _FLUSH_S = 1.0

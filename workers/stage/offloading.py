@@ -14,18 +14,24 @@ from workers.errors import UnfitPlanError
 from workers.learning.optimizers import is_constant, make_optimizer, rate_factor
 from workers.links.all_reduce import StageGroup
 from workers.moe.layer import MoE
-from workers.offload.backward import TrainedOutside
-from workers.offload.bare import strip
-from workers.offload.gathered import WEIGHTS, Course, GatheredExperts, Options, with_gradients
-from workers.offload.layout import placed
-from workers.offload.offload_training import slots_in
-from workers.offload.pack import write
-from workers.offload.policy import POLICIES
-from workers.offload.source import of_model
-from workers.offload.suited import MEMORY, rooms_of
-from workers.offload.trained import TrainedExperts
-from workers.offload.updates import rule_for
-from workers.offload.write_back import ChangingCache
+from workers.offload.experts.layout import placed
+from workers.offload.experts.pack import write
+from workers.offload.experts.source import of_model
+from workers.offload.experts.trained import TrainedExperts
+from workers.offload.experts.updates import rule_for
+from workers.offload.running.bare import strip
+from workers.offload.slots.policy import POLICIES
+from workers.offload.training.backward import TrainedOutside
+from workers.offload.training.gathered import (
+    WEIGHTS,
+    Course,
+    GatheredExperts,
+    Options,
+    with_gradients,
+)
+from workers.offload.training.offload_training import slots_in
+from workers.offload.training.suited import MEMORY, rooms_of
+from workers.offload.training.write_back import ChangingCache
 
 _READERS = 8
 _KINDS: Mapping[str, type[torch.optim.Optimizer]] = {

@@ -19,7 +19,7 @@ from workers.moe.layer import MoE
 from workers.moe.made import experts_made_by
 
 if TYPE_CHECKING:
-    from workers.offload.gathered import GatheredExperts
+    from workers.offload.training.gathered import GatheredExperts
 
 _IN_MEMORY = ("tmpfs", "ramfs")  # file systems
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from workers.links.step_sum import StepSum
-from workers.model.entry import ModelError
+from workers.model.code.entry import ModelError
 
 
 class StepGradients:

@@ -34,18 +34,18 @@ from workers.links.pipeline import Links, Place
 from workers.links.ring_port import join_stage
 from workers.links.session import Session
 from workers.links.transport import Neighbours
-from workers.model.compiled import compile_layers
-from workers.model.entry import job_model
-from workers.model.graph_check import check_graph
-from workers.model.inputs import inputs_of
-from workers.model.job_metrics import JobMetrics
-from workers.model.loss_check import check_loss, check_metrics
-from workers.model.probe import check_parameters, micro_batches_of
-from workers.model.randomness import Randomness
-from workers.model.statistics import RunningStatistics
-from workers.model.trace import LayerInfo, StageGraph, TracedModel
-from workers.model.warm_start import Weights, give_weights, read_weights
-from workers.model.whole import check_smallest
+from workers.model.chain.compiled import compile_layers
+from workers.model.chain.trace import LayerInfo, StageGraph, TracedModel
+from workers.model.checks.graph import check_graph
+from workers.model.checks.objective import check_loss, check_metrics
+from workers.model.checks.probe import check_parameters, micro_batches_of
+from workers.model.code.entry import job_model
+from workers.model.module.inputs import inputs_of
+from workers.model.module.randomness import Randomness
+from workers.model.module.statistics import RunningStatistics
+from workers.model.module.whole import check_smallest
+from workers.model.objective.metrics import JobMetrics
+from workers.model.saved.warm_start import Weights, give_weights, read_weights
 from workers.ops.linear import Routes, of_type, route
 from workers.stage.beginning import Beginning, beginning_of
 from workers.stage.callbacks import Callbacks, job_callbacks
@@ -140,7 +140,7 @@ class Share:
         names = [layer.name for layer in traced.layers]
         rooms: Mapping[str, int] = {}
         if folder is not None:
-            from workers.offload.suited import check_suited, rooms_of
+            from workers.offload.training.suited import check_suited, rooms_of
 
             check_suited(job, traced.model, names)
             rooms = rooms_of(job, traced.model)

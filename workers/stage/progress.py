@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from protos.scheduler_pb2 import CutList
-from workers.model.cut import Validated
-from workers.model.loss_curve import LossCurve
+from workers.model.objective.curve import LossCurve
+from workers.model.saved.cut import Validated
 
 TRAIN = "train"
 PAUSED = "paused"

@@ -9,7 +9,14 @@ from dataclasses import replace
 from protos.naming import KEPT, TAKEN_OVER, table_prefix
 from protos.stage_pb2 import RESTORED
 from workers.learning.averages import AVERAGE
-from workers.model.cut import Cut, CutError, UnfitCutError, check_tables, read_cut, split_place
+from workers.model.saved.cut import (
+    Cut,
+    CutError,
+    UnfitCutError,
+    check_tables,
+    read_cut,
+    split_place,
+)
 from workers.stage.beginning import state_of
 from workers.stage.experts import own_state
 from workers.stage.outside import outside_of

@@ -23,7 +23,7 @@ from workers.data.labels import LABEL, click_label
 from workers.device.copies import Staging, Upload
 from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of, unique_keys
 from workers.links.frames import Frame, FrameId
-from workers.model.lookups import Lookup, Sources, embedding_at, keys_of, sources_by_table
+from workers.model.chain.lookups import Lookup, Sources, embedding_at, keys_of, sources_by_table
 from workers.stage.staleness import RowOrder
 
 

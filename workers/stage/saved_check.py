@@ -11,8 +11,8 @@ from ps import ParameterClient
 from workers.data.reader import Split
 from workers.embedding.sparse import SparseEmbedding
 from workers.learning.precision import Precision
-from workers.model.job_metrics import JobMetrics
-from workers.model.reloaded import check_finite, check_predictions, reopened
+from workers.model.objective.metrics import JobMetrics
+from workers.model.saved.reloaded import check_finite, check_predictions, reopened
 from workers.stage.evaluation import Measured, first_batch
 from workers.stage.outside import built_in
 from workers.stage.parts import Share

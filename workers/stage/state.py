@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from workers.links.all_reduce import StageGroup
-from workers.model.cut import OPTIMIZER, WEIGHTS, UnfitCutError
-from workers.model.entry import ModelError
-from workers.model.state import load_state, single
-from workers.model.trace import StageGraph
+from workers.model.chain.trace import StageGraph
+from workers.model.code.entry import ModelError
+from workers.model.module.state import load_state, single
+from workers.model.saved.cut import OPTIMIZER, WEIGHTS, UnfitCutError
 from workers.moe.besides import state_besides
 from workers.moe.gates import Bias
 from workers.moe.layer import MoE

@@ -21,8 +21,8 @@ from workers.learning.optimizers import (
 from workers.learning.reduction import reduced_over
 from workers.links.all_reduce import StageGroup
 from workers.links.step_sum import StepSum
-from workers.model.cut import UnfitCutError
-from workers.model.statistics import RunningStatistics
+from workers.model.module.statistics import RunningStatistics
+from workers.model.saved.cut import UnfitCutError
 from workers.moe.gates import Bias
 from workers.moe.layer import MoE
 from workers.stage.outside import outside_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from chassis.aim import Aim
 from chassis.interval import Interval
 from protos.job_pb2 import ValidateSpec
-from workers.model.cut import Validated
+from workers.model.saved.cut import Validated
 
 
 class Validations:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, IntFlag, auto
 
 from workers.learning.precision import LossScale
-from workers.model.cut import ScaleState
+from workers.model.saved.cut import ScaleState
 
 _TINY = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 

@@ -15,7 +15,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from workers.model.places import Place, parameter_places
+from workers.model.module.places import Place, parameter_places
 from workers.moe.gates import Bias
 
 

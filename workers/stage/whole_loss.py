@@ -24,7 +24,7 @@ from workers.learning.objective import (
     total,
 )
 from workers.links.all_reduce import StageGroup
-from workers.model.randomness import seed_loss
+from workers.model.module.randomness import seed_loss
 from workers.stage.schedule import MicroBatchSpec, Schedule
 
 _OUTPUT, _LABEL = "output", "label"

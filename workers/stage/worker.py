@@ -27,10 +27,10 @@ from workers.links.notices import Address
 from workers.links.ring_port import RingPort
 from workers.links.service import StageService
 from workers.links.session import Session
-from workers.model.cut import CutError
-from workers.model.entry import ModelError
-from workers.model.job_metrics import JobMetrics
-from workers.model.saved import KeptModel, SavedModel, saved_model
+from workers.model.code.entry import ModelError
+from workers.model.objective.metrics import JobMetrics
+from workers.model.saved.cut import CutError
+from workers.model.saved.model import KeptModel, SavedModel, saved_model
 from workers.stage.beginning import Beginning
 from workers.stage.cut_folder import remove_cuts
 from workers.stage.evaluation import Measured

@@ -16,7 +16,7 @@ import heterps
 from heterps import Client, Cluster
 from heterps.job.file import load_job
 from tests.jobs import write_workload
-from workers.model.entry import load_entry
+from workers.model.code.entry import load_entry
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples/moe_lm"

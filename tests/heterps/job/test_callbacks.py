@@ -9,7 +9,7 @@ from protos.job_pb2 import JobSpec
 from protos.node_pb2 import LaunchRequest
 from protos.scheduler_pb2 import END_USER_ERROR
 from workers.errors import CallbackError
-from workers.model.cut import UnfitCutError
+from workers.model.saved.cut import UnfitCutError
 from workers.stage.beginning import _check_entry
 from workers.stage.failure import end_reason_of
 

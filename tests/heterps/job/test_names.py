@@ -128,7 +128,7 @@ def test_a_module_that_a_worker_cannot_have_is_named_before_anything_starts(
 
 def test_the_model_says_it_too_where_the_job_file_was_not_read_here(job: Path) -> None:
     """As on a node, which has the job from elsewhere, and where a saved model is loaded."""
-    from workers.model.entry import ModelError, load_entry
+    from workers.model.code.entry import ModelError, load_entry
 
     (job.parent / "model.py").write_text("import ps\n\ndef build():\n    return ps.MINE\n")
     with pytest.raises(ModelError, match=r"model.py:1: imports 'ps' of its own.*rename yours"):

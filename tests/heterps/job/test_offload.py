@@ -7,7 +7,7 @@ import pytest
 from heterps.job import offload
 from heterps.job.file import JobFileError, load_job
 from heterps.job.rewrite import job_content
-from workers.offload.policy import POLICIES
+from workers.offload.slots.policy import POLICIES
 
 KEY = "train.offload"
 

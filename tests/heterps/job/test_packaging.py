@@ -8,8 +8,8 @@ import pytest
 
 from heterps.errors import CodeError
 from heterps.job.packaging import IGNORE, Code, pack
-from workers.model.loss_curve import LossCurve
-from workers.model.unpack import Limits, unpack
+from workers.model.code.unpack import Limits, unpack
+from workers.model.objective.curve import LossCurve
 
 LIMIT = 1 << 20
 
@@ -124,7 +124,7 @@ def test_what_heterps_wrote_stays_however_it_is_called(tmp_path):
     from protos.scheduler_pb2 import SUCCEEDED, JobStatus
     from ps import LocalShards, ParameterClient
     from scheduler.service.artifacts import Artifacts
-    from workers.model.saved import SavedModel
+    from workers.model.saved.model import SavedModel
 
     write(tmp_path, "model.py", "output/notes.txt", "model.json", "data/manifest.json")
     before = pack(tmp_path, LIMIT)

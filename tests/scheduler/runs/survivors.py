@@ -55,7 +55,7 @@ from contextlib import suppress
 
 from heterps import MoE
 from model import Model
-from workers.model.saved import SavedModel
+from workers.model.saved.model import SavedModel
 from workers.stage.commits import RowCommits
 from workers.stage.cut_folder import CutFolder
 from workers.stage.cut_judge import CutJudge

@@ -17,8 +17,8 @@ from tests.workers.stage.in_process import Pipeline
 from workers.data import DataError, Dataset, GlobalBatches
 from workers.data.check import check
 from workers.data.tensors import first_samples, tensors_of
-from workers.model.inputs import inputs_of
-from workers.model.trace import TracedModel
+from workers.model.chain.trace import TracedModel
+from workers.model.module.inputs import inputs_of
 
 ROWS, SIZE = 24, (6, 8)  # height, width
 PIXELS = np.random.default_rng(0).integers(0, 256, (ROWS, *SIZE, 3), np.uint8)

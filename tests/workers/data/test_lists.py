@@ -10,8 +10,8 @@ from protos.job_pb2 import ColumnSpec, JobSpec
 from workers.data import DataError, Dataset
 from workers.data.check import check
 from workers.data.tensors import first_samples, tensors_of
-from workers.model.job_loss import job_loss
-from workers.model.job_metrics import JobMetrics
+from workers.model.objective.loss import job_loss
+from workers.model.objective.metrics import JobMetrics
 
 LENGTH, WORDS = 4, 9
 INT64 = pa.int64()

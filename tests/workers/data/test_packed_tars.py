@@ -16,7 +16,7 @@ from protos.job_pb2 import JobSpec
 from workers.data import DataError, Dataset, GlobalBatches, tar_files, unpacked
 from workers.data.check import check
 from workers.data.remote import cache_folder
-from workers.model.predict import rows as predicted
+from workers.model.saved.predict import rows as predicted
 
 ROWS = 300
 PACK = {

@@ -13,7 +13,7 @@ from workers.data import DataError, Dataset, GlobalBatches
 from workers.data.batches import in_order
 from workers.data.check import check
 from workers.data.columns import concatenate
-from workers.model.predict import rows as predicted
+from workers.model.saved.predict import rows as predicted
 
 ROWS, SHAPE = 600, (3, 4, 5)
 PIXELS = np.random.default_rng(0).integers(0, 256, (ROWS, *SHAPE), np.uint8)

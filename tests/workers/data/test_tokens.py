@@ -12,7 +12,7 @@ from workers.data import DataError, Dataset, GlobalBatches
 from workers.data.batches import in_order
 from workers.data.columns import labels_in
 from workers.data.tensors import first_samples, tensors_of
-from workers.model.job_loss import job_loss
+from workers.model.objective.loss import job_loss
 
 ROWS, WIDTH = 40, 5
 OWN = """

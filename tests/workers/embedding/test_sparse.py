@@ -14,7 +14,7 @@ from ps import LocalTable
 from ps.errors import TableError
 from workers.data.keys import Slot, hash_column, hash_slots
 from workers.embedding.sparse import bind_rows, unique_keys
-from workers.model.entry import ModelError, change_tables
+from workers.model.code.entry import ModelError, change_tables
 
 ROWS, DIM = 7, 3
 

@@ -16,7 +16,7 @@ from protos.decision_pb2 import LinearRoute, Resources, Workload
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
 from workers.device.units import compute_environment
-from workers.model.entry import ModelError
+from workers.model.code.entry import ModelError
 from workers.ops.linear import available
 from workers.profiling.profiler import Profiler
 

@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from protos.job_pb2 import JobSpec
 from workers.learning.precision import Precision
-from workers.model.job_loss import job_loss
-from workers.model.trace import TracedModel
+from workers.model.chain.trace import TracedModel
+from workers.model.objective.loss import job_loss
 from workers.profiling.rows import ShardRows
 from workers.profiling.timing import LayerTimer, Part
 

@@ -28,11 +28,11 @@ from workers.links.notices import NoticeBoard
 from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
 from workers.links.ring_port import local_rings
-from workers.model.inputs import inputs_of
-from workers.model.randomness import Randomness
-from workers.model.statistics import RunningStatistics
-from workers.model.trace import TracedModel
-from workers.offload.suited import rooms_of
+from workers.model.chain.trace import TracedModel
+from workers.model.module.inputs import inputs_of
+from workers.model.module.randomness import Randomness
+from workers.model.module.statistics import RunningStatistics
+from workers.offload.training.suited import rooms_of
 from workers.stage.beginning import beginning_of
 from workers.stage.cut_judge import CutFacts
 from workers.stage.executor import StageExecutor

@@ -16,7 +16,7 @@ from tests.workers.stage.test_objectives import Heads, batches, job_of, plain
 from tests.workers.stage.test_objectives import build as heads_model
 from tests.workers.stage.test_objectives import heads as heads_loss
 from workers.errors import CallbackError
-from workers.model.entry import ModelError
+from workers.model.code.entry import ModelError
 from workers.stage import evaluation
 from workers.stage.beginning import Beginning
 from workers.stage.callbacks import job_callbacks

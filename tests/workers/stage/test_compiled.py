@@ -10,9 +10,9 @@ from tests.workers.stage.in_process import Pipeline
 from tests.workers.stage.test_equality import KEYS, job_of
 from workers.data.columns import Batch
 from workers.embedding.sparse import SparseEmbedding
-from workers.model.compiled import compile_layers
-from workers.model.entry import ModelError
-from workers.model.trace import TracedModel
+from workers.model.chain.compiled import compile_layers
+from workers.model.chain.trace import TracedModel
+from workers.model.code.entry import ModelError
 
 
 class Block(nn.Module):

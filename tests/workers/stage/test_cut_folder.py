@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from protos.job_pb2 import JobSpec
-from workers.model.cut import Cut, DenseFiles, LayerFiles, TablesSave
-from workers.model.loss_curve import LossCurve
+from workers.model.objective.curve import LossCurve
+from workers.model.saved.cut import Cut, DenseFiles, LayerFiles, TablesSave
 from workers.stage.cut_folder import CutFolder, SupersededError
 
 

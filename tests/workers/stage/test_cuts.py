@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ps import LocalTable
 from tests.workers.stage.in_process import TABLES, Tables
 from tests.workers.stage.test_equality import KEYS, cases, wide
-from workers.model.cut import DenseFiles, check_tables, read_cut
+from workers.model.saved.cut import DenseFiles, check_tables, read_cut
 from workers.stage import evaluation
 from workers.stage.cut_folder import to_keep
 

@@ -19,7 +19,7 @@ from tests.workers.stage.test_cuts import (
     with_cuts,
 )
 from tests.workers.stage.test_equality import KEYS, wide
-from workers.model.cut import CutError, DenseFiles, UnfitCutError, check_tables, read_cut
+from workers.model.saved.cut import CutError, DenseFiles, UnfitCutError, check_tables, read_cut
 from workers.stage.progress import Progress
 from workers.stage.series import holds_just, series_of
 

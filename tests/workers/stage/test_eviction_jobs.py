@@ -17,7 +17,7 @@ from ps import LocalShards, LocalTable
 from tests.ps.counted import CountedTable
 from tests.workers.stage.test_killed import JOB, LIMIT_S, attempt, heard, newest, to_the_end
 from workers.data import Dataset, GlobalBatches
-from workers.model.entry import job_model
+from workers.model.code.entry import job_model
 
 __all__ = ["heard"]  # a fixture
 

@@ -24,7 +24,7 @@ from protos.scheduler_pb2 import (
 from ps.errors import CheckpointError, NoSpaceError, ShardError
 from workers.data.errors import DataError
 from workers.errors import PeerLostError, UnfitPlanError, peers_needed
-from workers.model.entry import ModelError, load_entry
+from workers.model.code.entry import ModelError, load_entry
 from workers.stage.failure import end_reason_of
 
 FAILED = grpc.StatusCode.FAILED_PRECONDITION

@@ -12,7 +12,7 @@ from protos.job_pb2 import JobSpec
 from tests.workers.stage.in_process import Pipeline
 from workers.data.columns import Batch
 from workers.learning.optimizers import GroupError, check_groups, make_optimizer
-from workers.model.cut import read_cut, weights_of
+from workers.model.saved.cut import read_cut, weights_of
 
 FEATURES, STEPS, DECAY = 5, 9, 0.8
 PLANS = [([2], [1], 1), ([2], [3], 5), ([0, 2], [2, 1], 4), ([0, 1, 2], [1, 2, 1], 3)]

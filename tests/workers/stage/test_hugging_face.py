@@ -16,13 +16,13 @@ from ps.local.table import save_checkpoint
 from tests.workers.stage.in_process import Pipeline
 from workers.data import Dataset, GlobalBatches
 from workers.data.tensors import tensors_of
-from workers.model.entry import ModelError, job_model
-from workers.model.hugging_face import HuggingFace, hugging_face
-from workers.model.inputs import inputs_of
-from workers.model.loss_curve import LossCurve
-from workers.model.randomness import Randomness
-from workers.model.saved import SavedModel
-from workers.model.trace import TracedModel
+from workers.model.chain.hugging_face import HuggingFace, hugging_face
+from workers.model.chain.trace import TracedModel
+from workers.model.code.entry import ModelError, job_model
+from workers.model.module.inputs import inputs_of
+from workers.model.module.randomness import Randomness
+from workers.model.objective.curve import LossCurve
+from workers.model.saved.model import SavedModel
 
 # What is computed between blocks has tests without transformers, of which an import takes seconds.
 pytestmark = [

@@ -16,9 +16,9 @@ from workers.data.check import check
 from workers.data.keys import PAD
 from workers.data.tensors import tensors_of
 from workers.embedding.sparse import SparseEmbedding
-from workers.model.entry import ModelError
-from workers.model.inputs import arguments_of, inputs_of
-from workers.model.trace import TracedModel
+from workers.model.chain.trace import TracedModel
+from workers.model.code.entry import ModelError
+from workers.model.module.inputs import arguments_of, inputs_of
 
 ROWS, LENGTH = 40, 3
 

@@ -22,8 +22,8 @@ from protos.stage_pb2 import StageWorkers, Topology
 from protos.stage_pb2_grpc import StageStub
 from ps import LocalShards, LocalTable
 from tests.jobs import CLICKS_LAYERS, write_clicks
-from workers.model.cut import CutError, read_cut
-from workers.model.saved import load
+from workers.model.saved.cut import CutError, read_cut
+from workers.model.saved.model import load
 
 LIMIT_S = 200.0  # only a hang reaches it
 JOB = "killed"

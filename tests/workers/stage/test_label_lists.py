@@ -12,8 +12,8 @@ from protos.job_pb2 import HeadSpec, JobSpec, LabelListSpec
 from tests.workers.stage.in_process import Pipeline
 from workers.data.columns import Batch
 from workers.learning.losses import sample_losses
-from workers.model.job_loss import job_loss
-from workers.model.job_metrics import JobMetrics
+from workers.model.objective.loss import job_loss
+from workers.model.objective.metrics import JobMetrics
 
 SIZES, FEATURES, TOPICS, LENGTH, CLASSES = (24, 24, 7), 5, 3, 4, 6
 PLANS = [([2], [1], 1), ([2], [3], 5), ([0, 2], [2, 1], 4), ([0, 2], [1, 3], 7)]

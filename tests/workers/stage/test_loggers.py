@@ -7,7 +7,7 @@ import pytest
 from protos.job_pb2 import JobSpec
 from tests.workers.stage.in_process import Pipeline
 from tests.workers.stage.test_objectives import batches, build, job_of
-from workers.model.entry import ModelError
+from workers.model.code.entry import ModelError
 from workers.stage.loggers import MLflow, job_loggers
 
 FIGURES = ["train/loss", "train/learning_rate", *(f"train/loss_{n}" for n in ("click", "kind"))]

@@ -15,8 +15,8 @@ from tests.waiting import wait_until
 from tests.workers.stage.in_process import TABLES
 from tests.workers.stage.test_staleness import order_of, tell
 from workers.device.copies import OnHost
-from workers.model.inputs import inputs_of
-from workers.model.trace import TracedModel
+from workers.model.chain.trace import TracedModel
+from workers.model.module.inputs import inputs_of
 from workers.stage.rows import StageRows
 
 DIM, KEYS, BUDGET = 64, 6000, 1 << 18

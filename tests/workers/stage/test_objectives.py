@@ -12,10 +12,10 @@ from protos.job_pb2 import HeadSpec, JobSpec
 from tests.workers.stage.in_process import Pipeline
 from workers.data.columns import Batch
 from workers.learning.objective import Objective, ObjectiveError
-from workers.model.entry import ModelError
-from workers.model.job_loss import job_loss
-from workers.model.job_metrics import JobMetrics
-from workers.model.loss_curve import LossCurve
+from workers.model.code.entry import ModelError
+from workers.model.objective.curve import LossCurve
+from workers.model.objective.loss import job_loss
+from workers.model.objective.metrics import JobMetrics
 from workers.stage import evaluation
 
 SIZES, FEATURES = (24, 24, 7), 5

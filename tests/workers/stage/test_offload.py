@@ -19,12 +19,12 @@ from tests.workers.stage.test_equality import KEYS, cases, wide
 from tests.workers.stage.test_validation import STEPS, held_out, validated
 from workers.learning.precision import LossScale, Precision
 from workers.moe.layer import MoE
-from workers.offload import gathered
 from workers.offload.engine import _reads
-from workers.offload.layout import ExpertFileError, view_of
-from workers.offload.packed import aligned
-from workers.offload.policy import POLICIES
-from workers.offload.trained import TrainedExperts
+from workers.offload.experts.layout import ExpertFileError, view_of
+from workers.offload.experts.packed import aligned
+from workers.offload.experts.trained import TrainedExperts
+from workers.offload.slots.policy import POLICIES
+from workers.offload.training.training import gathered
 from workers.stage.beginning import Beginning
 from workers.stage.kept import of_chunks, to_chunks
 from workers.stage.outside import outside_of

@@ -16,8 +16,8 @@ from workers.errors import PeerLostError
 from workers.links import step_sum
 from workers.links.all_reduce import StageGroup
 from workers.links.ring_port import local_rings
-from workers.model.entry import ModelError
-from workers.model.statistics import RunningStatistics
+from workers.model.code.entry import ModelError
+from workers.model.module.statistics import RunningStatistics
 from workers.stage.schedule import Schedule
 from workers.stage.update import Update
 from workers.stage.versions import Versions

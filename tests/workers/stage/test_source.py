@@ -13,7 +13,7 @@ from protos.job_pb2 import JobSpec
 from workers.data import Dataset, GlobalBatches
 from workers.device.copies import OnHost
 from workers.links.inbox import Inbox, Stopped
-from workers.model.job_loss import job_loss
+from workers.model.objective.loss import job_loss
 from workers.stage.schedule import Schedule
 from workers.stage.source import TrainingSource, evaluation_batches
 

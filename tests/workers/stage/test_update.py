@@ -13,8 +13,8 @@ from protos.job_pb2 import JobSpec
 from workers.device.copies import OnHost
 from workers.links.all_reduce import StageGroup
 from workers.links.ring_port import local_rings
-from workers.model.entry import ModelError
-from workers.model.statistics import RunningStatistics
+from workers.model.code.entry import ModelError
+from workers.model.module.statistics import RunningStatistics
 from workers.moe.layer import MoE
 from workers.stage.commits import largest
 from workers.stage.rows import DistinctKeys, PulledRows

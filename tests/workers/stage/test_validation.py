@@ -20,8 +20,8 @@ from tests.workers.stage.test_cuts import assert_equal, results
 from tests.workers.stage.test_equality import KEYS, wide
 from workers.data.columns import Batch
 from workers.errors import BestLostError
-from workers.model.cut import CutError, Validated, read_cut
-from workers.model.entry import ModelError
+from workers.model.code.entry import ModelError
+from workers.model.saved.cut import CutError, Validated, read_cut
 from workers.stage import busy, evaluation, executor, progress
 from workers.stage.layers import StageLayers
 from workers.stage.validation import Validations

@@ -21,8 +21,8 @@ from workers.data.tensors import tensors_of
 from workers.embedding.sparse import SparseEmbedding
 from workers.learning.objective import ObjectiveError, total
 from workers.links.inbox import Stopped
-from workers.model.job_loss import job_loss
-from workers.model.job_metrics import JobMetrics
+from workers.model.objective.loss import job_loss
+from workers.model.objective.metrics import JobMetrics
 from workers.stage import evaluation
 from workers.stage.executor import PAUSED
 from workers.stage.schedule import Schedule

@@ -126,7 +126,7 @@ uint32_t ChecksumOf(nb::handle object) {
 
 NB_MODULE(_reads, m) {
   nb::set_leak_warnings(false);  // what lives until exit is not a leak
-  m.doc() = "Threads that read and write parts of a file (see workers/offload/readers.py)";
+  m.doc() = "Threads that read and write parts of a file (see workers/offload/slots/readers.py)";
   m.def("checksum", &ChecksumOf, "data"_a);
   nb::enum_<Transfer::Kind>(m, "Kind")
       .value("FINE", Transfer::Kind::kFine)

@@ -21,9 +21,9 @@ import signal
 
 import fault
 import torch
-from workers.offload.layout import view_of
-from workers.offload.packed import aligned
-from workers.offload.trained import TrainedExperts
+from workers.offload.experts.layout import view_of
+from workers.offload.experts.packed import aligned
+from workers.offload.experts.trained import TrainedExperts
 
 own = TrainedExperts.native_write
 written, doomed = [], []

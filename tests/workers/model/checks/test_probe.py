@@ -1,0 +1,430 @@
+"""What is found out about a model by running it on a few samples, whatever its code calls it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.workers.model.samples import job_of_samples
+from workers.embedding.sparse import SparseEmbedding
+from workers.learning.objective import MissingLabelError
+from workers.model.chain.trace import TracedModel
+from workers.model.checks.objective import check_metrics
+from workers.model.checks.probe import (
+    check_parameters,
+    micro_batches_of,
+    mixes_samples,
+)
+from workers.model.code.entry import ModelError
+from workers.moe.layer import MoE
+
+
+@pytest.fixture
+def job(tmp_path):
+    spec = job_of_samples(tmp_path)
+    spec.train.batch_size, spec.train.staleness = 256, 1
+    return spec
+
+
+class Layer(nn.Module):
+    """Computes what it is given."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, x):
+        return self.compute(self, x)
+
+
+class Net(nn.Module):
+    """An embedding, dense layers and one that is given, before and after which something may be."""
+
+    def __init__(self, layer, before=lambda x: x, zeros=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = SparseEmbedding("rows", 4, initializer="zeros" if zeros else "uniform")
+        self.bottom = nn.Linear(11, 6)
+        self.layer = layer
+        self.top = nn.Linear(6, 1)
+        self.before = [before]
+        if zeros:
+            nn.init.zeros_(self.top.weight)
+
+    def forward(self, sparse, dense):
+        x = self.bottom(torch.cat([self.embedding(sparse).flatten(1), dense], 1))
+        return self.top(self.layer(self.before[0](torch.relu(x)))).squeeze(-1)
+
+
+def numbered(x):
+    return x + torch.arange(len(x))[:, None]
+
+
+class Contrast(nn.Module):
+    """Products of all pairs of a batch."""
+
+    def forward(self, x):
+        return x + (x @ x.T).softmax(1).diagonal()[:, None]
+
+
+class InTraining(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0) if self.training else x
+
+
+class OwnBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x - x.mean(0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient - gradient.mean(0)
+
+
+SAME = Layer(lambda self, x: x)
+MIXING = {
+    "mean": Layer(lambda self, x: x - x.mean(0)),
+    "sum": Layer(lambda self, x: x / (1 + x.sum())),
+    "softmax": Layer(lambda self, x: torch.softmax(x, 0)),
+    "largest": Layer(lambda self, x: x / x.amax()),
+    "sorted": Layer(lambda self, x: x.sort(0).values),
+    "rolled": Layer(lambda self, x: x + x.roll(1, 0)),
+    "little": Layer(lambda self, x: x + 1e-5 * x.mean(0)),
+    "number": Layer(lambda self, x: x / len(x)),
+    "sequence": nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0),
+    "places": Layer(lambda self, x: numbered(x)),
+    "own backward": Layer(lambda self, x: OwnBackward.apply(x)),
+    "pairs": Contrast(),
+    "in training": InTraining(),
+    "drawn": Layer(lambda self, x: x * getattr(torch, "ra" + "nd")(len(x), 1)),
+}
+SEPARATE = {
+    "same": SAME,
+    "norm": nn.LayerNorm(6),
+    "attention": nn.Sequential(
+        nn.Unflatten(1, (3, 2)),
+        nn.TransformerEncoderLayer(2, 1, 8, dropout=0.0, batch_first=True),
+        nn.Flatten(),
+    ),
+    "gelu": nn.Sequential(nn.Linear(6, 300), nn.GELU(), nn.Linear(300, 6)),
+    "softmax": nn.Softmax(1),
+    "convolution": nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(24, 6)
+    ),
+    "unit length": Layer(lambda self, x: nn.functional.normalize(x, dim=1)),
+}
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("name", MIXING)
+def test_a_layer_that_mixes_samples_has_its_micro_batches_fixed(job, name, zeros):
+    traced = TracedModel(Net(MIXING[name], zeros=zeros))
+    assert mixes_samples(traced, job)
+    assert micro_batches_of(job, traced) == 4
+    job.train.micro_batches = 7
+    assert micro_batches_of(job, traced) == 7
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_layers_that_keep_samples_apart_leave_the_number_to_the_plan(job, name):
+    traced = TracedModel(Net(SEPARATE[name]))
+    assert not mixes_samples(traced, job)
+    assert micro_batches_of(job, traced) == 0
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda x: x - x.mean(0),
+        lambda x: x / x.sum(),
+        lambda x: torch.softmax(x, 0),
+        lambda x: x + (x @ x.T).sum(1, keepdim=True),
+    ],
+)
+def test_operations_between_layers_are_seen_too(job, between):
+    assert mixes_samples(TracedModel(Net(SAME, between)), job)
+    assert not mixes_samples(TracedModel(Net(SAME, lambda x: x / (1 + x.sum(1, True)))), job)
+
+
+def test_a_model_that_cannot_be_tried_is_taken_to_mix_samples(job):
+    def fails(self, x):
+        raise RuntimeError("only on a GPU")
+
+    traced = TracedModel(Net(Layer(fails)))
+    assert mixes_samples(traced, job)
+    check_parameters(traced, job)  # it says so when it is trained
+
+
+def test_a_trial_leaves_nothing_behind(job):
+    layer = Layer(lambda self, x: self.scale(x))
+    layer.scale = nn.Linear(6, 6)
+    layer.register_buffer("calls", torch.zeros(()))
+    layer.register_forward_hook(lambda module, *_: module.calls.add_(1))
+    model = Net(layer)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    parameters = list(model.parameters())
+    drawn = torch.get_rng_state()
+    traced = TracedModel(model)
+    mixes_samples(traced, job)
+    check_parameters(traced, job)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert model.embedding.store is None
+    assert all(parameter.grad is None for parameter in parameters)
+
+
+def hidden(kind):
+    """A layer that computes with a parameter that it does not have."""
+    weight = nn.Parameter(torch.ones(6))
+    inner = nn.Linear(6, 6)
+    layer = Layer(
+        {
+            "closure": lambda self, x: x * weight,
+            "list": lambda self, x: x * self.kept[0],
+            "module in a list": lambda self, x: self.modules_[0](x),
+            "tensor": lambda self, x: x * self.kept[1],
+        }[kind]
+    )
+    layer.kept = [weight, torch.ones(6, requires_grad=True)]
+    layer.modules_ = [inner]
+    return layer
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("kind", ["closure", "list", "module in a list", "tensor"])
+def test_what_would_be_neither_trained_nor_saved_is_refused(job, kind, staleness):
+    job.train.staleness = staleness
+    with pytest.raises(ModelError, match=r"'layer' computes with a tensor .* neither trained nor"):
+        check_parameters(TracedModel(Net(hidden(kind))), job)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_another_layers_parameter_is_refused(job, staleness):
+    job.train.staleness = staleness
+    net = Net(Layer(lambda self, x: x * self.other[0].weight))
+    net.layer.other = [net.top]
+    with pytest.raises(ModelError, match=r"'layer' computes with 'top.weight', which it does not"):
+        check_parameters(TracedModel(net), job)
+
+
+def test_a_closure_over_an_own_parameter_is_refused_where_versions_are_exchanged(job):
+    weight = nn.Parameter(torch.ones(6))
+    layer = Layer(lambda self, x: x * weight)
+    layer.weight = weight
+    traced = TracedModel(Net(layer))
+    with pytest.raises(ModelError, match=r"'layer.weight' by a reference .* train.staleness: 0"):
+        check_parameters(traced, job)
+    job.train.staleness = 0
+    check_parameters(traced, job)
+
+
+def test_what_training_finds_is_not_refused(job):
+    def compute(self, x):
+        fresh = x.detach().requires_grad_()  # as for a penalty of gradients
+        return x * self.listed[0] + fresh * self.frozen
+
+    layer = Layer(compute)
+    layer.weight = nn.Parameter(torch.ones(6))
+    layer.frozen = nn.Parameter(torch.ones(6), requires_grad=False)
+    layer.listed = [layer.weight]
+    for model in (Net(layer), Net(SAME), Net(nn.LayerNorm(6))):
+        check_parameters(TracedModel(model), job)
+
+
+def test_shared_parameters_are_not_refused(job):
+    net = Net(nn.Linear(6, 6))
+    net.layer.weight = nn.Parameter(net.top.weight.detach().expand(6, 6).clone())
+    net.top = nn.Linear(6, 6)
+    net.top.weight = net.layer.weight
+    check_parameters(TracedModel(net), job)
+
+
+class Table(nn.Module):
+    """Looks up numbers, in a table whose rows a forward makes shorter where they are too long."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.rows = nn.Embedding(6, 6, **options)
+
+    def forward(self, x):
+        return self.rows(x.argmax(1)) + x
+
+
+class Normed(nn.Module):
+    """Has weights of length 1, by changing them."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.div_(self.weight.norm())
+        return x * self.weight
+
+
+class Clamped(nn.Module):
+    """Has small weights, by changing them where no version counts it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        self.weight.data.clamp_(-0.5, 0.5)
+        return x * self.weight
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [
+        (Table(max_norm=0.1), "'layer' changes 'layer.rows.weight'"),
+        (Normed(), "'layer.weight'"),
+        (Clamped(), "'layer.weight'"),
+    ],
+)
+def test_a_forward_that_changes_parameters_is_refused_and_changes_none(
+    job, layer, named, staleness
+):
+    job.train.staleness = staleness
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    with pytest.raises(ModelError, match=named):
+        check_parameters(TracedModel(Net(layer)), job)
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, before[name])
+    check_parameters(TracedModel(Net(Table())), job)
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_gradients_are_refused_where_they_would_not_see_those_of_steps(job, register):
+    layer = nn.Linear(6, 6)
+    getattr(layer.bias, register)(lambda grad: None)
+    for staleness, micro_batches in ((0, 0), (0, 2), (1, 1)):
+        job.train.staleness, job.train.micro_batches = staleness, micro_batches
+        with pytest.raises(ModelError, match=r"'layer.bias' has a hook on its gradient"):
+            check_parameters(TracedModel(Net(layer)), job)
+    job.train.staleness, job.train.micro_batches = 0, 1
+    check_parameters(TracedModel(Net(layer)), job)
+
+
+METRICS = """
+import torch
+
+def matrix(outputs, batch):
+    return torch.outer(outputs, outputs)
+
+def of_many(outputs, batch):
+    return 1 / (len(outputs) // 1000)
+
+def other(outputs, batch):
+    return batch["price"].mean()
+
+class Several:
+    def reset(self): self.seen = 0
+    def update(self, scores, label): self.seen += len(label)
+    def compute(self): return {"seen": self.seen, "of": [self.seen]}
+
+def number(outputs, batch):
+    return (outputs * batch["label"]).mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("matrix", "(?s)'matrix' is tensor.*expected a number, or numbers by name"),
+        ("Several", r"'Several_of' is \[24\]"),
+        ("other", "label 'price'"),
+        ("number", None),
+        ("of_many", None),  # which may do once there are more
+    ],
+)
+def test_metrics_that_give_no_number_are_refused_before_training(job, tmp_path, name, expected):
+    (tmp_path / "metrics.py").write_text(METRICS)
+    job.model.metrics.append(f"metrics.py:{name}")
+    job.train.loss = "bce_with_logits"
+    traced = TracedModel(Net(nn.Linear(6, 6)))
+    if expected is None:
+        check_metrics(traced, job)
+        return
+    with pytest.raises((ModelError, MissingLabelError), match=expected):
+        check_metrics(traced, job)
+
+
+def annealed(self, x):
+    self.calls = getattr(self, "calls", 0) + 1
+    return x * min(1.0, self.calls / 100)
+
+
+def averaged(self, x):
+    self.mean = 0.9 * getattr(self, "mean", torch.zeros(6)) + 0.1 * x.detach().mean(0)
+    return x - self.mean
+
+
+def listed(self, x):
+    self.seen.append(float(x.detach().sum()))
+    return x * sum(self.seen)
+
+
+def counted_in_a_buffer(self, x):
+    self.count += 1
+    return x * (self.count / 100)
+
+
+def replaced_buffer(self, x):
+    self.count = self.count + 1
+    return x * (self.count / 100)
+
+
+def noted(self, x):
+    self.calls, self.last = getattr(self, "calls", 0) + 1, x
+    self.seen.append(x)
+    return x.relu()
+
+
+def memory(compute):
+    layer = Layer(compute)
+    layer.seen, layer.generator = [], torch.Generator().manual_seed(1)
+    layer.register_buffer("count", torch.zeros(()))
+    return layer
+
+
+REMEMBERING = {
+    "counts": annealed,
+    "averages": averaged,
+    "list": listed,
+    "generator": lambda self, x: x * torch.rand(6, generator=self.generator),
+}
+FORGETTING = {
+    "buffer": memory(counted_in_a_buffer),
+    "another buffer": memory(replaced_buffer),
+    "notes": memory(noted),
+    "in place": memory(lambda self, x: x.mul_(2)),
+    "not finite": memory(lambda self, x: x.log()),
+    "draws": memory(lambda self, x: x * torch.rand_like(x) * np.random.default_rng().integers(1)),
+    "dropout": nn.Dropout(0.5),
+    "norm": nn.BatchNorm1d(6),
+    "spectral norm": torch.nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)),
+    "experts": MoE(6, experts=4, gate="noisy", seed=3),
+    "balanced experts": MoE(6, experts=4, gate="bias"),
+}
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_a_layer_that_computes_with_what_it_has_kept_is_refused(job, name):
+    layer = memory(REMEMBERING[name])
+    with pytest.raises(ModelError, match=r"'layer' computes with what it has kept .*buffer"):
+        check_parameters(TracedModel(Net(layer)), job)
+
+
+@pytest.mark.parametrize("name", FORGETTING)
+def test_a_layer_that_follows_from_what_it_is_given_is_taken(job, name):
+    layer = FORGETTING[name]
+    state = {name: value.clone() for name, value in layer.state_dict().items()}
+    drawn = torch.get_rng_state()
+    check_parameters(TracedModel(Net(layer)), job)
+    assert all(torch.equal(value, state[name]) for name, value in layer.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)

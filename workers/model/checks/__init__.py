@@ -1,0 +1,1 @@
+"""What of a model would train wrongly, found before anything is trained."""

@@ -1,0 +1,158 @@
+"""The loss and the metrics of a job, tried on a few samples before anything is trained."""
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from protos.job_pb2 import JobSpec
+from workers.data.check import splits
+from workers.data.columns import labels_in
+from workers.data.errors import DataError
+from workers.data.labels import LABEL
+from workers.data.reader import Dataset
+from workers.learning.objective import MissingLabelError, check_rows, named, total
+from workers.model.chain.trace import TracedModel
+from workers.model.checks.probe import first_parts, joined, micro_batches_of, run
+from workers.model.code.entry import ModelError
+from workers.model.module.randomness import Draws, refuse_draws
+from workers.model.objective.loss import job_loss, learned_by
+from workers.model.objective.metrics import JobMetrics
+
+_CLASSES: Final = "cross_entropy"
+_TOLERANCE: Final = 1e-4  # of a sum in other parts
+_log = logging.getLogger("heterps.stage")
+
+
+def check_loss(traced: TracedModel, job: JobSpec) -> None:
+    """Refuse a loss that does not fit the model, or is not the mean that it declares.
+
+    Parts of the latter would not add up to the whole batch's. It is tried on the samples that the
+    model is tried on, whole and in two parts.
+
+    Raises:
+        ModelError: by how much they differ, and the remedy.
+        DataError: the first samples of the job do not fit it.
+        Whatever the loss raises.
+    """
+    parts = first_parts(job)
+    if not parts:
+        return
+    loss, batch = job_loss(job), joined(*parts)
+    try:
+        outputs = run(traced, batch)
+    except Exception as error:
+        _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
+        return
+    _check_classes(job, outputs)
+    labels = labels_in(batch)
+    samples = len(next(iter(batch.values())))
+    if loss.whole:
+        _check_outputs(traced, job, outputs, parts[0], samples)
+    if samples < 4:
+        return
+    unknown = [name for name in loss.over if name and name not in loss.terms(outputs, labels)]
+    if unknown:
+        raise ModelError(
+            f"model.loss: {job.model.loss}: @loss(over=…) names no term {unknown[0]!r}"
+        )
+    draws = Draws.now()
+    whole = float(total(loss.of_batch(outputs, labels)))
+    fixed = loss.whole or bool(micro_batches_of(job, traced))
+    drawn = draws.since()
+    refuse_draws(f"model.loss: {job.model.loss}", drawn, fixed=fixed)
+    draws.again()
+    again = float(total(loss.of_batch(outputs, labels)))
+    if whole != again and not (math.isnan(whole) and math.isnan(again)):
+        raise ModelError(
+            f"model.loss: {job.model.loss}: of the same samples it is {whole:g} at first and "
+            f"{again:g} when called again: each worker calls it for other micro-batches; expected "
+            "a loss that follows from outputs and labels alone"
+        )
+    if loss.whole or drawn:
+        return
+    counts = loss.counts(labels)
+    cut = samples // 4
+    added = 0.0
+    for some in (slice(0, cut), slice(cut, samples)):
+        own = {name: label[some] for name, label in labels.items()}
+        given = _part_of(outputs, some)
+        share = len(range(samples)[some]) / samples
+        added += float(loss.part(given, own, share, loss.counts(own), counts))
+    if not math.isfinite(whole) or math.isclose(whole, added, rel_tol=_TOLERANCE):
+        return
+    raise ModelError(
+        f"model.loss: {job.model.loss}: of {samples} samples it is {whole:g}, and {added:g} added "
+        "up of two parts by what it counts; expected the mean over the samples, a value for each "
+        "of them, or heterps.loss(over=…) to say what the mean is over; over='batch' where samples "
+        "are held against one another"
+    )
+
+
+def check_metrics(traced: TracedModel, job: JobSpec) -> None:
+    """Refuse metrics of the job's own that give no number, or read a label that there is none of.
+
+    They would end the job after its training. One that fails on so few samples may do so.
+
+    Raises:
+        ModelError: a metric gave something else than a number, or numbers by name.
+        MissingLabelError: it reads a label that the job does not have.
+        DataError: the first samples of the job do not fit it.
+    """
+    parts = first_parts(job) if job.model.metrics else ()
+    if not parts:
+        return
+    batch, metrics = joined(*parts), JobMetrics(job)
+    try:
+        found = metrics.take(run(traced, batch), labels_in(batch))
+        metrics.measure(found, "valid")
+    except (ModelError, MissingLabelError):
+        raise
+    except Exception as error:
+        _log.info("metrics could not be tried: %s: %s", type(error).__name__, error)
+
+
+def _check_classes(job: JobSpec, outputs: Any) -> None:
+    """Refuse classes that the model gives no logit for, in the splits that this host keeps.
+
+    Raises:
+        DataError: names the first of the largest, with its row among those of the split.
+    """
+    for loss, label, output in learned_by(job):
+        if loss != _CLASSES:
+            continue
+        logits = output(outputs)
+        for split in splits(job):
+            dataset = Dataset.of(job, split)
+            if not dataset.is_kept or dataset.folder is None:
+                continue
+            found, classes = dataset.encoded()[LABEL + label], logits.shape[-1]
+            if logits.ndim == found.ndim + 1 and found.size and int(found.max()) >= classes:
+                row = int(found.reshape(len(found), -1).max(axis=1).argmax())
+                expected = f"less than {classes}: the model gives so many logits"
+                raise DataError(dataset.where, "data.label", int(found.max()), expected, row)
+
+
+def _check_outputs(
+    traced: TracedModel, job: JobSpec, outputs: Any, part: Mapping[str, Tensor], samples: int
+) -> None:
+    """Refuse outputs that are no rows of samples, and those without that depend on these."""
+    of_part = named(run(traced, part))
+    check_rows(named(outputs), samples)
+    check_rows(of_part, len(next(iter(part.values()))))
+    for name, output in named(outputs).items():
+        alike = output.ndim or torch.allclose(output, of_part[name], equal_nan=True)
+        if not alike and job.train.micro_batches != 1:
+            raise ModelError(
+                f"{type(traced.model).__name__}: output {name!r} [] is another one of other "
+                "samples, and the loss is one of whole batches; expected a row for each sample, "
+                "one that does not depend on them, or train.micro_batches: 1"
+            )
+
+
+def _part_of(outputs: Any, some: slice) -> Any:
+    return tree_map(lambda output: output[some] if output.ndim else output, outputs)

@@ -1,0 +1,1 @@
+"""What a job minimises and measures: losses, metrics and their course."""

@@ -1,0 +1,1 @@
+"""Models and cuts of jobs on disk, opened again, exported and predicting."""

@@ -1,0 +1,1 @@
+"""Traces of routed experts, their replay, and the mode that they speak for."""

@@ -1,0 +1,1 @@
+"""A model that runs with its experts out of memory."""

@@ -1,0 +1,1 @@
+"""A model that is trained with its experts out of memory."""
