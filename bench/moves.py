@@ -25,7 +25,7 @@ import numpy as np
 from bench.pages import RESULTS, machine, versions, write
 from scheduler import plan
 from scheduler.decision.record import Decision
-from scheduler.problem.cost import PlanStage
+from scheduler.problem.plan import PlanStage
 from scheduler.replanning.measure import Mark, Windows
 from scheduler.replanning.moves import Answer, InARow, Past
 from scheduler.replanning.proposal import Moving

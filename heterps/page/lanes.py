@@ -14,7 +14,7 @@ from heterps.view.plan import layer_names
 
 if TYPE_CHECKING:
     from scheduler import Decision
-    from scheduler.problem.cost import PlanStage
+    from scheduler.problem.plan import PlanStage
 
 _HEAD_PX, _ROW_PX, _GAP_PX = 46, 26, 16
 _MOST_ROWS = 48  # layers with a row each; of more, each stage has one

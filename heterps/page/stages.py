@@ -11,7 +11,7 @@ from heterps.view.plan import units_of
 
 if TYPE_CHECKING:
     from scheduler import Decision
-    from scheduler.problem.cost import PlanStage
+    from scheduler.problem.plan import PlanStage
 
 _COLUMNS = (
     *("stage", "on", "*time a sample"),

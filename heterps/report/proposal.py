@@ -11,7 +11,7 @@ from heterps.view.figures import money, per_sample, rate
 
 if TYPE_CHECKING:
     from scheduler import Decision
-    from scheduler.problem.cost import Plan
+    from scheduler.problem.plan import Plan
     from scheduler.replanning.measure import Measurement
     from scheduler.replanning.proposal import Proposal
 

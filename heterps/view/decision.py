@@ -12,7 +12,7 @@ from heterps.view.plan import layers_text, types_text, units_text
 if TYPE_CHECKING:
     from scheduler import Decision
     from scheduler.decision.record import ParetoPoint
-    from scheduler.problem.cost import Plan, PlanStage
+    from scheduler.problem.plan import Plan, PlanStage
     from scheduler.problem.workload import ResourceType
 
 _SAME = 1e-6

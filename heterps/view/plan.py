@@ -9,7 +9,7 @@ from heterps.view.figures import money, rate
 if TYPE_CHECKING:
     from heterps.client.records import PlanUse
     from scheduler import Decision
-    from scheduler.problem.cost import PlanStage
+    from scheduler.problem.plan import PlanStage
 
 EMULATED, ESTIMATED = "emulated", "estimated"
 _MOST = 8  # layers that are listed one by one

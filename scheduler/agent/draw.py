@@ -17,7 +17,8 @@ from scheduler.agent.policy import Policy, shipped
 from scheduler.agent.samples import Samples, Search
 from scheduler.decision.record import TrainingPoint
 from scheduler.engine import _planner
-from scheduler.problem.cost import TOLERANCE, CostModel, Floats, Plan
+from scheduler.problem.cost import TOLERANCE, CostModel, Floats
+from scheduler.problem.plan import Plan
 from scheduler.problem.provision import provision as provisioned
 
 # Where no more assignments than this exist, each is likely to be drawn at an even temperature.

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 from chassis.files import replace_file
 from protos import decision_pb2 as pb
 from scheduler.problem import mapper
-from scheduler.problem.cost import CostModel, Plan, PlanStage
+from scheduler.problem.cost import CostModel
 from scheduler.problem.demands import Demands
 from scheduler.problem.fields import InputError, read_file
+from scheduler.problem.plan import Plan, PlanStage
 from scheduler.problem.workload import Resources, Workload
 
 STEADY = 100  # steps whose mean says whether a floor was met

@@ -11,9 +11,10 @@ from scheduler.methods import rivals
 from scheduler.methods.exact import Solution, solve
 from scheduler.methods.names import METHODS, SINGLE
 from scheduler.methods.rivals import Budget, Found, Problem
-from scheduler.problem.cost import CostModel, Plan
+from scheduler.problem.cost import CostModel
 from scheduler.problem.fields import InputError
 from scheduler.problem.inputs import ResourcesLike, WorkloadLike, as_resources, as_workload
+from scheduler.problem.plan import Plan
 
 __all__ = ["METHODS", "Bench", "Budget", "Found", "Outcome", "compare", "methods_for"]
 

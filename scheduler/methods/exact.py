@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from scheduler.engine import _planner
 from scheduler.methods import milp
-from scheduler.problem.cost import TOLERANCE, CostModel, Plan
+from scheduler.problem.cost import TOLERANCE, CostModel
+from scheduler.problem.plan import Plan
 from scheduler.problem.provision import provision
 
 # Integer programming takes seconds a pace; with less there is no point in starting.

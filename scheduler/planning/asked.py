@@ -9,10 +9,11 @@ from scheduler.methods.bench import Bench, Found, methods_for
 from scheduler.methods.exact import Solution, fastest_by_steps, solve
 from scheduler.planning.executed import MOST_STALE, executed, fastest, fills, holds
 from scheduler.planning.infeasible import barred
-from scheduler.problem.cost import TOLERANCE, CostModel, Plan
+from scheduler.problem.cost import TOLERANCE, CostModel
 from scheduler.problem.deadline import MARGIN
 from scheduler.problem.demands import Demands
 from scheduler.problem.interruptions import Expected
+from scheduler.problem.plan import Plan
 from scheduler.problem.steps import LADDER, Steps
 from scheduler.problem.workload import Resources, Workload
 

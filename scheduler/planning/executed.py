@@ -11,7 +11,8 @@ reaches.
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from scheduler.problem.cost import TOLERANCE, CostModel, Plan
+from scheduler.problem.cost import TOLERANCE, CostModel
+from scheduler.problem.plan import Plan
 from scheduler.problem.steps import Steps
 from scheduler.problem.wording import rate_text
 

@@ -15,7 +15,8 @@ from scheduler.decision.record import Decision
 from scheduler.engine import _planner
 from scheduler.planning.infeasible import cheapest_change
 from scheduler.planning.together import kept_together
-from scheduler.problem.cost import TOLERANCE, CostModel, PlanStage
+from scheduler.problem.cost import TOLERANCE, CostModel
+from scheduler.problem.plan import PlanStage
 from scheduler.problem.provision import provision
 from scheduler.problem.wording import (
     hours_text,

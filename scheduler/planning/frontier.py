@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from scheduler.decision.record import Decision, ParetoPoint
 from scheduler.methods.exact import solve
 from scheduler.planning.executed import executed, fills
-from scheduler.problem.cost import TOLERANCE, CostModel, Plan
+from scheduler.problem.cost import TOLERANCE, CostModel
 from scheduler.problem.demands import Demands, Pin
 from scheduler.problem.inputs import ResourcesLike, WorkloadLike, as_resources, as_workload
+from scheduler.problem.plan import Plan
 
 POINTS = 20
 _LEAST_S = 0.01  # of the solver for one point

@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from scheduler.decision.record import Decision, Relaxation
-from scheduler.problem.cost import TOLERANCE, CostModel, Plan
+from scheduler.problem.cost import TOLERANCE, CostModel
+from scheduler.problem.plan import Plan
 from scheduler.problem.wording import listed, money_text, rate_text, units_text
 
 

@@ -8,9 +8,9 @@ from scheduler.decision.record import Relaxation
 from scheduler.methods.exact import solve
 from scheduler.planning.executed import executed
 from scheduler.planning.infeasible import barred
-from scheduler.problem.cost import Plan
 from scheduler.problem.demands import Demands
 from scheduler.problem.fields import InputError
+from scheduler.problem.plan import Plan
 from scheduler.problem.steps import Steps
 from scheduler.problem.workload import MAX_LIMIT, Resources, Workload
 

@@ -16,20 +16,17 @@ take longer (see `scheduler.problem.interruptions`).
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chassis.near import near_or_all
 from scheduler.engine import _planner
-from scheduler.problem.fields import InputError
+from scheduler.problem.allowed import forbid, join, put
 from scheduler.problem.footprint import Footprint, fits_disks
 from scheduler.problem.interruptions import Expected, Interruptions
-from scheduler.problem.mapper import OPTIONAL
+from scheduler.problem.plan import Plan, PlanStage
 from scheduler.problem.run import Run
 from scheduler.problem.steps import Steps
 from scheduler.problem.wording import rate_text
@@ -39,62 +36,6 @@ Floats = NDArray[np.float64]
 
 # Measured times do not carry nine digits: a floor missed by less is met.
 TOLERANCE = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class PlanStage:
-    """Layers `first` to `last` (inclusive) on `units` units of `type`; times in s a sample."""
-
-    first: int
-    last: int
-    type: str
-    units: int
-    compute_s: float
-    transfer_s: float
-    memory_bytes: float
-    bottleneck: bool
-    threads: int = field(default=0, metadata=OPTIONAL)  # of each of its workers; 0: one
-
-    DERIVED: ClassVar = ("slack", "error")  # a decision tells them of each of its stages
-
-    @property
-    def busy_s(self) -> float:
-        """ET: seconds a sample."""
-        return max(self.compute_s, self.transfer_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """An assignment with its units, priced.
-
-    A plan that is not feasible says why in `reason`; when only the floor is missed it is the
-    fastest plan of its assignment, and when no number of units helps it has no stages. A step
-    computes `micro_batches` micro-batches (0 where the workload says nothing of steps) and lacks
-    `staleness` updates. `throughput` is that of the time in which all units run; for each hour of
-    it `lost_share` hours are lost to interruptions, and are in `cost`.
-    """
-
-    feasible: bool
-    reason: str
-    assignment: tuple[str, ...]
-    stages: tuple[PlanStage, ...]
-    ps_units: int
-    throughput: float
-    price_per_hour: float
-    cost: float
-    micro_batches: int = field(default=0, metadata=OPTIONAL)
-    staleness: int | None = field(default=None, metadata=OPTIONAL)
-    lost_share: float = field(default=0.0, metadata=OPTIONAL)
-
-    @property
-    def sustained(self) -> float:
-        """Samples/s over all the time, that of interruptions included."""
-        return self.throughput / (1 + self.lost_share)
-
-    @property
-    def rank(self) -> tuple[bool, float, float]:
-        """Sort key, best first: feasible before not, then cheap, then fast."""
-        return (not self.feasible, self.cost if self.feasible else 0.0, -self.throughput)
 
 
 class CostModel:
@@ -191,9 +132,9 @@ class CostModel:
         self.most_memory = self.footprint.most(self.memory)
         self.memory, self.held = self.footprint.weighed(self.memory)
         self.cuts = self.footprint.itemized if cuts is None else cuts
-        self._exclude(exclude)
-        self._pin(pin)
-        self._join()
+        forbid(self.allowed, exclude, self.types)
+        put(self.allowed, pin, [layer.name for layer in workload.layers], self.types)
+        join(self.allowed, self.joined)
 
     def _compute(self, micro_batches: int) -> tuple[Floats, Floats]:
         """Serial and parallel seconds a sample in so many micro-batches a step, each [L, T]."""
@@ -238,43 +179,6 @@ class CostModel:
         one_host = [layer.one_host for layer in self.workload.layers]
         most[one_host] = np.minimum(most[one_host], hosts)
         return most
-
-    def _join(self) -> None:
-        """Allow layers that stay together the types that all of them may run on."""
-        for row in np.flatnonzero(self.joined):
-            self.allowed[row] &= self.allowed[row - 1]
-        for row in np.flatnonzero(self.joined)[::-1]:
-            self.allowed[row - 1] &= self.allowed[row]
-
-    def _exclude(self, exclude: Sequence[str]) -> None:
-        for name in exclude:
-            if name not in self.types:
-                problem = f"{name!r}: expected a type on offer{near_or_all(str(name), self.types)}"
-                raise InputError("", "exclude", problem)
-            self.allowed[:, self.types.index(name)] = False
-
-    def _pin(self, pin: Mapping[str, str] | Sequence[str] | None) -> None:
-        layers = [layer.name for layer in self.workload.layers]
-        if pin is None:
-            return
-        if not isinstance(pin, Mapping):
-            if isinstance(pin, str) or len(pin) != len(layers):
-                problem = f"{pin!r}: expected one type for each of the {len(layers)} layers"
-                raise InputError("", "pin", problem)
-            pin = dict(zip(layers, pin, strict=True))
-        for name, kind in pin.items():
-            if name not in layers:
-                raise InputError(
-                    "",
-                    "pin",
-                    f"{name!r}: expected a layer{near_or_all(name, layers)}",
-                )
-            row = layers.index(name)
-            able = [self.types[t] for t in np.flatnonzero(self.allowed[row])]
-            if kind not in able:
-                problem = f"{kind!r}: expected a type that may run it{near_or_all(str(kind), able)}"
-                raise InputError("", f"pin.{name}", problem)
-            self.allowed[row] = np.arange(self.num_types) == self.types.index(kind)
 
     @property
     def search_cap(self) -> float:

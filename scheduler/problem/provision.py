@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from scheduler.engine import _planner
-from scheduler.problem.cost import TOLERANCE, CostModel, Plan
+from scheduler.problem.cost import TOLERANCE, CostModel
+from scheduler.problem.plan import Plan
 from scheduler.problem.run import Run
 from scheduler.problem.wording import rate_text, time_text
 

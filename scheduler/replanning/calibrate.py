@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.problem.cost import PlanStage
+from scheduler.problem.plan import PlanStage
 from scheduler.problem.workload import LayerCost, Resources, Workload
 from scheduler.replanning.measure import Filtered, Measurement
 

@@ -1,7 +1,7 @@
 """What a proposal says in sentences: what was learned, what each plan costs, and what to do."""
 
 from scheduler.decision.record import Decision
-from scheduler.problem.cost import PlanStage
+from scheduler.problem.plan import PlanStage
 from scheduler.problem.wording import money_text, rate_text, sentence, time_text
 from scheduler.replanning.calibrate import Calibration
 from scheduler.replanning.measure import Measurement

@@ -9,8 +9,8 @@ from protos import scheduler_pb2 as pb
 from protos.decision_pb2 import Alternative as AlternativeMessage
 from scheduler.decision.record import Decision
 from scheduler.problem import mapper
-from scheduler.problem.cost import Plan, PlanStage
 from scheduler.problem.fields import InputError
+from scheduler.problem.plan import Plan, PlanStage
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from dataclasses import replace
 from scheduler.decision.record import Decision
 from scheduler.planning.elastic import Bounds, plan_within
 from scheduler.planning.executed import steady_rate
-from scheduler.problem.cost import Plan
 from scheduler.problem.fields import InputError
+from scheduler.problem.plan import Plan
 from scheduler.problem.workload import Resources, Workload
 from scheduler.replanning.calibrate import calibrate
 from scheduler.replanning.explain import reasons

@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from scheduler.problem.cost import CostModel, Plan
+from scheduler.problem.cost import CostModel
+from scheduler.problem.plan import Plan
 from scheduler.problem.workload import Resources, Workload
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan"

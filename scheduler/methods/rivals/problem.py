@@ -7,7 +7,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.problem.cost import CostModel, Floats, Plan
+from scheduler.problem.cost import CostModel, Floats
+from scheduler.problem.plan import Plan
 from scheduler.problem.provision import provision
 
 # Type index of each layer, one assignment a row: [n, L].

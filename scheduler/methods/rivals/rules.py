@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from scheduler.methods.rivals.problem import Assignments, Budget, Found, Problem
 from scheduler.methods.rivals.search import Search
-from scheduler.problem.cost import Plan
+from scheduler.problem.plan import Plan
 
 
 def all_cpu(problem: Problem, budget: Budget, seed: int) -> Found:

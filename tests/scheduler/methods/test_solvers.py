@@ -13,7 +13,8 @@ from scheduler.methods import rivals
 from scheduler.methods.exact import solve
 from scheduler.methods.milp import cheapest
 from scheduler.methods.rivals import Budget, Problem
-from scheduler.problem.cost import CostModel, Plan
+from scheduler.problem.cost import CostModel
+from scheduler.problem.plan import Plan
 from scheduler.problem.provision import provision
 from tests.scheduler.instances import (
     EXAMPLE,

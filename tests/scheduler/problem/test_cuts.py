@@ -13,7 +13,8 @@ from scheduler import plan
 from scheduler.methods import rivals
 from scheduler.methods.exact import solve
 from scheduler.methods.rivals import Problem
-from scheduler.problem.cost import CostModel, Plan
+from scheduler.problem.cost import CostModel
+from scheduler.problem.plan import Plan
 from tests.scheduler.instances import cost, problems, resources, workload
 
 Stages = list[tuple[int, int, int]]

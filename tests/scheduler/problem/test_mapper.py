@@ -10,8 +10,8 @@ import pytest
 from protos import decision_pb2 as pb
 from scheduler.decision.record import TrainingPoint
 from scheduler.problem import mapper
-from scheduler.problem.cost import PlanStage
 from scheduler.problem.fields import InputError
+from scheduler.problem.plan import PlanStage
 
 
 @dataclass(frozen=True)
