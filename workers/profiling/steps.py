@@ -20,8 +20,9 @@ from workers.errors import DivergedError
 from workers.links.inbox import Inbox
 from workers.links.session import Session
 from workers.profiling.clock import QuietClock
+from workers.stage.connect import build
 from workers.stage.executor import StageExecutor
-from workers.stage.parts import Share, build
+from workers.stage.share import Share
 from workers.stage.source import TrainingSource
 
 MEASURED_S = 1.5

@@ -20,7 +20,8 @@ from workers.model.saved.cut import (
 from workers.stage.beginning import state_of
 from workers.stage.experts import own_state
 from workers.stage.outside import outside_of
-from workers.stage.parts import Parts, Share
+from workers.stage.parts import Parts
+from workers.stage.share import Share
 from workers.stage.state import give
 
 _log = logging.getLogger("heterps.stage")

@@ -15,7 +15,7 @@ from workers.model.objective.metrics import JobMetrics
 from workers.model.saved.reloaded import check_finite, check_predictions, reopened
 from workers.stage.evaluation import Measured, first_batch
 from workers.stage.outside import built_in
-from workers.stage.parts import Share
+from workers.stage.share import Share
 
 _TOLERANCE, _TOLERANCE_OF_DEVICES, _TOLERANCE_16_BITS = 1e-3, 1e-2, 5e-2
 

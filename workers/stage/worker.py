@@ -32,18 +32,20 @@ from workers.model.objective.metrics import JobMetrics
 from workers.model.saved.cut import CutError
 from workers.model.saved.model import KeptModel, SavedModel, saved_model
 from workers.stage.beginning import Beginning
+from workers.stage.connect import build
 from workers.stage.cut_folder import remove_cuts
 from workers.stage.evaluation import Measured
 from workers.stage.experts import state_bytes, whole_state
 from workers.stage.failure import end_reason_of, told
 from workers.stage.kept import to_chunks
 from workers.stage.outside import outside_of
-from workers.stage.parts import Parts, Share, build
+from workers.stage.parts import Parts
 from workers.stage.regroups import Regroups, read_state
 from workers.stage.reporter import Reporter
 from workers.stage.restoring import check_best, restore_best
 from workers.stage.saved_check import check_saved
 from workers.stage.series import holds_just, series_of
+from workers.stage.share import Share
 from workers.stage.source import TrainingSource
 
 _DECIDED_S = 30.0  # after others begin, for a step in doubt to be decided on
