@@ -42,7 +42,7 @@ def put(
         if name not in layers:
             raise InputError("", "pin", f"{name!r}: expected a layer{near_or_all(name, layers)}")
         row = layers.index(name)
-        able = [types[t] for t in np.flatnonzero(allowed[row])]
+        able = [types[int(t)] for t in np.flatnonzero(allowed[row])]
         if kind not in able:
             problem = f"{kind!r}: expected a type that may run it{near_or_all(str(kind), able)}"
             raise InputError("", f"pin.{name}", problem)
