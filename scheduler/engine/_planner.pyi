@@ -43,7 +43,7 @@ class Problem:
         whole_batch: bool = ...,
         lockstep: bool = ...,
         delay: _Floats | None = ...,
-        handling: _Floats | None = ...,
+        handled: _Floats | None = ...,
         far: _Floats | None = ...,
         near: _Floats | None = ...,
     ) -> None: ...

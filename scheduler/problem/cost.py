@@ -88,10 +88,9 @@ class CostModel:
         self.limit = np.array([kind.limit for kind in resources.types])
         self.capacity = np.array([kind.memory_bytes for kind in resources.types])
         self.samples = workload.samples
-        on_cores = np.array([kind.is_cpu for kind in resources.types])
-        self.handling = np.where(on_cores, workload.handling_s, 0.0)
+        self.on_cores = np.array([kind.is_cpu for kind in resources.types])
         # What is on its way while nobody is busy with it.
-        busy_s = 2 * workload.handling_s if on_cores.all() else 0.0
+        busy_s = 2 * workload.handling_s if self.on_cores.all() else 0.0
         self.way_s = max(0.0, workload.crossing_s - busy_s)
         self.steps = steps or Steps.of(workload)
         self.ps_type = self.types.index(workload.ps_type) if workload.ps_type else 0
@@ -117,8 +116,9 @@ class CostModel:
         self._computing = compute, fixed, a
         self.compute_serial, self.compute_parallel = self._compute(self.steps.micro_batches)
         self.sync_serial, self.sync_parallel = sync * (1 - b) / batch, sync * b / batch
-        self.transfer_serial = transfer * (1 - b) / batch
-        self.transfer_parallel = transfer * b / batch
+        self.passing = np.array([layer.passing_s for layer in workload.layers])
+        transfer = self._on_the_way(transfer / batch)
+        self.transfer_serial, self.transfer_parallel = transfer * (1 - b), transfer * b
         slow = self._host_bandwidth()
         sent = np.array([layer.output_bytes for layer in workload.layers])
         summed = np.array([layer.weight_bytes for layer in workload.layers])
@@ -126,6 +126,7 @@ class CostModel:
         self.transfer_serial += 2 * sent[:, None] / slow
         self.far = 2 * summed[:, None] / slow / self.steps.batch
         self.near = np.array([kind.units_per_host or np.inf for kind in resources.types])
+        self.handled = self._handled(self.steps.micro_batches)
         self.joined = np.array([False, *(layer.uncut for layer in workload.layers[:-1])])
         self.most_units = self._most_units()
         self.footprint = Footprint(workload, resources, self.steps)
@@ -146,12 +147,28 @@ class CostModel:
 
     def sized(self, micro_batches: int) -> "CostModel":
         """The same, with what layers take in so many micro-batches a step."""
-        if not self._computing[1].any():
+        if not (self._computing[1].any() or self.passing.any()):
             return self
         other = copy(self)
         other.__dict__.pop("native", None)
         other.compute_serial, other.compute_parallel = self._compute(micro_batches)
+        other.handled = self._handled(micro_batches)
         return other
+
+    def _handled(self, micro_batches: int) -> Floats:
+        """Seconds of a micro-batch that a worker is busy with what passes behind a layer, [L, T].
+
+        That is in stages that end with the layer as in those that begin after it.
+        """
+        size = self.steps.batch / micro_batches if micro_batches else 0.0
+        busy = self.workload.handling_s + self.passing * size
+        return np.where(self.on_cores, busy[:, None], 0.0)
+
+    def _on_the_way(self, transfer: Floats) -> Floats:
+        """What of seconds a sample between stages, [L, T], keeps neither of two workers busy."""
+        if self.steps.staleness is None or not self.on_cores.all():
+            return transfer
+        return np.maximum(0.0, transfer - 2 * self.passing[:, None])
 
     def _host_bandwidth(self) -> Floats:
         """Bytes a second that pass between two hosts of a type, [T]; infinite where all is one.
@@ -226,7 +243,7 @@ class CostModel:
             self.steps.whole_batch,
             self.steps.lockstep,
             self.delay * slow,
-            self.handling * slow,
+            self.handled * slow,
             self.far * slow,
             self.near,
         )
@@ -357,8 +374,8 @@ class CostModel:
 
     def handled_s(self, run: Run) -> float:
         """Seconds of a micro-batch that its worker is busy for the stages beside its own."""
-        beside = (run.first > 0) + (run.last < self.num_layers - 1)
-        return float(self.handling[run.type]) * beside
+        beside = [run.first - 1] * (run.first > 0) + [run.last] * (run.last < self.num_layers - 1)
+        return float(self.handled[beside, run.type].sum())
 
     def slowest_s(self, runs: Sequence[Run], units: Sequence[int]) -> float:
         """Seconds a sample of the slowest stage: max ET."""

@@ -54,7 +54,8 @@ class Layer:
 
     `weight_bytes` are of its dense parameters, `optimizer_bytes` what their optimizer keeps,
     `activation_bytes` a sample what stays from its forward to its backward, `output_bytes` a
-    sample what crosses to the next stage where one ends here. A layer that is `uncut` is in one
+    sample what crosses to the next stage where one ends here. That, and what comes back, keeps a
+    worker on a CPU busy on either side for `passing_s` a sample. A layer that is `uncut` is in one
     stage with the layer after it, because of what `shares` says. With `one_host` all units of its
     stage are on one host. `disk_bytes` are on the disk of each unit: experts out of memory.
     """
@@ -66,6 +67,7 @@ class Layer:
     optimizer_bytes: float = field(default=0.0, metadata=OPTIONAL)
     activation_bytes: float = field(default=0.0, metadata=OPTIONAL)
     output_bytes: float = field(default=0.0, metadata=OPTIONAL)
+    passing_s: float = field(default=0.0, metadata=OPTIONAL)
     uncut: bool = field(default=False, metadata=OPTIONAL)
     one_host: bool = field(default=False, metadata=OPTIONAL)
     shares: str = field(default="", metadata=OPTIONAL)
@@ -100,12 +102,12 @@ class Workload:
     their samples. `overhead` is the share of the time, below 1, that goes to neither computing nor
     waiting, `crossing_s` what a micro-batch takes to the next stage and back besides its layers'
     `transfer_s`, whatever its size, `handling_s` what of a micro-batch keeps a worker on a CPU busy
-    for each stage beside its own, and `data_bytes` what a host of the first stage keeps of the
-    dataset. With `whole_batch` the loss is one of whole batches: no backward of a step begins
-    before all of its forwards are done. With `lockstep` workers share out experts: so it is in each
-    stage but the last. `copied` says that workers copy what they have of weights and optimizer
-    state while they train: for checkpoints, and for whoever takes another's place. `linear` is no
-    cost: what the costs of dense layers were measured with.
+    for each stage beside its own besides layers' `passing_s`, and `data_bytes` what a host of the
+    first stage keeps of the dataset. With `whole_batch` the loss is one of whole batches: no
+    backward of a step begins before all of its forwards are done. With `lockstep` workers share out
+    experts: so it is in each stage but the last. `copied` says that workers copy what they have of
+    weights and optimizer state while they train: for checkpoints, and for whoever takes another's
+    place. `linear` is no cost: what the costs of dense layers were measured with.
     `threads` are those of the worker that the costs on a type are of; one where it is not named.
     """
 
@@ -307,6 +309,7 @@ def _parse_layer(value: object, path: str, source: str) -> Layer:
         optimizer_bytes=fields.number("optimizer_bytes", default=0.0),
         activation_bytes=fields.number("activation_bytes", default=0.0),
         output_bytes=fields.number("output_bytes", default=0.0),
+        passing_s=fields.number("passing_s", default=0.0),
         uncut=fields.boolean("uncut", default=False),
         one_host=fields.boolean("one_host", default=False),
         shares=fields.text("shares", default="", allow_empty=True),

@@ -123,8 +123,10 @@ def _handled_s(
     if not (micro_batches and kind.is_cpu):
         return 0.0
     size = (workload.batch or workload.reference_batch) / micro_batches
-    beside = (stage.first > 0) + (stage.last < len(workload.layers) - 1)
-    return workload.handling_s * beside / size / stage.units
+    ends = [stage.first - 1] * (stage.first > 0)
+    ends += [stage.last] * (stage.last < len(workload.layers) - 1)
+    each = [workload.handling_s / size + workload.layers[end].passing_s for end in ends]
+    return sum(each) / stage.units
 
 
 def _compute(stage: PlanStage, busy: Filtered, handled_s: float) -> float | None:

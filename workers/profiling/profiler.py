@@ -197,7 +197,8 @@ class Profiler:
             crossing = time_crossing(shards.addresses)
             self._log(
                 f"to another stage and back: {crossing.seconds * 1e3:.2f} ms besides bytes, "
-                f"{crossing.handling_s * 1e3:.2f} ms of each worker"
+                f"{crossing.handling_s * 1e3:.2f} ms of each worker, and "
+                f"{crossing.byte_s * 1e9:.2f} ms a megabyte"
             )
         bytes_per_s = min(rate, self._stated_rate) if self._stated_rate else rate
         taken = replace(
@@ -232,6 +233,8 @@ class Profiler:
             costs[-1].fixed_s += besides_s
         workload = self._workload(costs, works, memories, ps_core_s, uncertainty, overhead)
         workload.crossing_s, workload.handling_s = crossing.seconds, crossing.handling_s
+        for layer, work in zip(workload.layers, works, strict=True):
+            layer.passing_s = crossing.byte_s * work.crossing_bytes / self._sizes.micro_batch
         return workload
 
     def _choose_routes(

@@ -49,7 +49,7 @@ void Fill(Problem* self, const Mask& allowed, const Table& compute_serial,
           const Joined& joined, bool cuts, const Row& price, const Row& limit, const Row& capacity,
           double samples, double ps_core_s, int ps_type, double max_price, double batch,
           int micro_batches, int staleness, double crossing, bool whole_batch, bool lockstep,
-          const std::optional<Table>& delay, const std::optional<Row>& handling,
+          const std::optional<Table>& delay, const std::optional<Table>& handled,
           const std::optional<Table>& far, const std::optional<Row>& near) {
   new (self) Problem();
   self->layers = static_cast<int>(allowed.shape(0));
@@ -86,7 +86,7 @@ void Fill(Problem* self, const Mask& allowed, const Table& compute_serial,
   self->staleness = staleness;
   self->crossing = crossing;
   self->delay = delay ? Copied(*self, *delay) : std::vector<double>(allowed.size(), 0.0);
-  self->handling = handling ? Copied(*self, *handling) : std::vector<double>(self->types, 0.0);
+  self->handled = handled ? Copied(*self, *handled) : std::vector<double>(allowed.size(), 0.0);
   self->far = far ? Copied(*self, *far) : std::vector<double>(allowed.size(), 0.0);
   self->near = near ? Copied(*self, *near) : std::vector<double>(self->types, kInf);
   self->whole_batch = whole_batch;
@@ -144,7 +144,7 @@ void BindProblem(nb::module_& m) {
            "limit"_a, "capacity"_a, "samples"_a, "ps_core_s"_a, "ps_type"_a, "max_price"_a,
            "batch"_a = 0.0, "micro_batches"_a = 0, "staleness"_a = 0, "crossing"_a = 0.0,
            "whole_batch"_a = false, "lockstep"_a = false, "delay"_a = nb::none(),
-           "handling"_a = nb::none(), "far"_a = nb::none(), "near"_a = nb::none())
+           "handled"_a = nb::none(), "far"_a = nb::none(), "near"_a = nb::none())
       .def_ro("layers", &Problem::layers)
       .def_ro("types", &Problem::types)
       .def_ro("cuts", &Problem::cuts);

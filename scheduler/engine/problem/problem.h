@@ -116,7 +116,9 @@ struct Problem {
   bool whole_batch = false;  // whether its loss is one of whole batches
   bool lockstep = false;     // whether workers share out experts
   double crossing = 0;  // seconds of a micro-batch to another stage and back, besides transfers
-  std::vector<double> handling;  // [types]: s of a micro-batch for each stage beside its worker's
+  // [layers, types]: s of a micro-batch that a worker is busy with what passes behind the layer,
+  // in stages that end with it and in those that begin after it.
+  std::vector<double> handled;
 
   // Whether a stage may have so many units: of workers that share out experts each has as many
   // micro-batches.
@@ -150,7 +152,8 @@ struct Problem {
     terms->tp = final ? 0 : transfer_parallel[at];
     terms->way = final ? 0 : crossing;
     if (terms->first < 0) terms->first = layer;
-    terms->handled = handling[type] * ((terms->first > 0 ? 1 : 0) + (final ? 0 : 1));
+    terms->handled = (terms->first > 0 ? handled[At(terms->first - 1, type)] : 0) +
+                     (final ? 0 : handled[at]);
   }
 
   // Whether neighbours on `type` exceed its memory together, with all that may be in flight.

@@ -1,7 +1,8 @@
 """Plans as they run in steps: provisioning, the exact solver and whole decisions."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,19 @@ from tests.scheduler.ticks import ticks
 
 
 def _stepped(
-    drawn: CostModel, staleness: int, micro_batches: int, handling_s: float = 0.0
+    drawn: CostModel,
+    staleness: int,
+    micro_batches: int,
+    handling_s: float = 0.0,
+    passing_s: Sequence[float] = (),
 ) -> CostModel:
+    """With steps of 100 samples; `passing_s` of layers in turn."""
+    layers = drawn.workload.layers
+    if passing_s:
+        layers = tuple(map(lambda one, s: replace(one, passing_s=s), layers, cycle(passing_s)))
     work = replace(
         drawn.workload,
+        layers=layers,
         staleness=staleness,
         batch=100,
         micro_batches=micro_batches,
@@ -43,12 +53,17 @@ def _stepped(
     st.integers(0, 1),
     st.integers(1, 6),
     st.sampled_from([0.0, 0.04]),
+    st.sampled_from([(), (0.0, 3e-3, 1e-3)]),
 )
 def test_simulated_steps_are_solved_exactly(
-    drawn: tuple[CostModel, float], staleness: int, micro_batches: int, handling_s: float
+    drawn: tuple[CostModel, float],
+    staleness: int,
+    micro_batches: int,
+    handling_s: float,
+    passing_s: Sequence[float],
 ) -> None:
     """Every assignment with every number of units, each simulated."""
-    model = _stepped(drawn[0], staleness, micro_batches, handling_s)
+    model = _stepped(drawn[0], staleness, micro_batches, handling_s, passing_s)
     floor = drawn[1] / 4
     best = np.inf
     for kinds in product(*(np.flatnonzero(row) for row in model.allowed)):

@@ -151,9 +151,19 @@ _layers = st.lists(
 
 
 @settings(max_examples=100, deadline=None)
-@given(_layers, st.sampled_from([4, 8, 16]), _ways, st.sampled_from([0, 2]))
+@given(
+    _layers,
+    st.sampled_from([4, 8, 16]),
+    _ways,
+    st.sampled_from([0, 2]),
+    st.lists(st.sampled_from([0, 2, 6]), min_size=9, max_size=9),
+)
 def test_the_price_of_a_flushed_plan_is_what_an_independent_simulation_takes(
-    layers: list[tuple[int, int, int, int, int]], micro_batches: int, way: int, handling: int
+    layers: list[tuple[int, int, int, int, int]],
+    micro_batches: int,
+    way: int,
+    handling: int,
+    passing: list[int],
 ) -> None:
     """From the workload on: each layer on a type of its own is a stage. All numbers are exact, as
     what happens at one moment may happen in either order otherwise."""
@@ -163,23 +173,28 @@ def test_the_price_of_a_flushed_plan_is_what_an_independent_simulation_takes(
             name: cost(
                 4.0 * forward * micro_batches,
                 forward_share=0.25,
-                transfer_s=float(cross * micro_batches),
+                transfer_s=float((cross + 2 * passed) * micro_batches),
                 sync_s=float(sync),
                 delay_s=float(delay),
             )
         }
-        for name, (forward, cross, sync, _, delay) in zip(names, layers, strict=True)
+        for name, (forward, cross, sync, _, delay), passed in zip(
+            names, layers, passing, strict=False
+        )
     ]
     size = {"batch": 128, "reference_batch": 128, "micro_batches": micro_batches}
     crossing = {"crossing_s": float(way + 2 * handling), "handling_s": float(handling)}
     work = workload(*rows, **size, staleness=0, ps_type="", **crossing)
+    for layer, passed in zip(work["layers"], passing, strict=False):
+        layer["passing_s"] = passed * micro_batches / 128
     offer = resources(**dict.fromkeys(names, (1.0, 3)))
     steps = Steps(0, micro_batches, 128, simulated=True)
     priced = CostModel(Workload.parse(work), Resources.parse(offer), steps=steps).evaluate(
         tuple(range(len(layers))), tuple(units for *_, units, _ in layers)
     )
     last = len(layers) - 1
-    half = [handling // 2 * ((n > 0) + (n < last)) for n in range(len(layers))]
+    passed = [handling + each for each in passing[:last]]  # behind each stage but the last
+    half = [(a + b) // 2 for a, b in pairwise([0, *passed, 0])]
     stages = [
         (units, forward + half[n], 3 * forward + half[n], cross if n < last else 0, sync // units)
         for n, (forward, cross, sync, units, _) in enumerate(layers)

@@ -46,14 +46,20 @@ def stages_now(decision: Decision, workload: Workload) -> list[tuple[float, floa
 
 
 def test_what_a_stage_is_busy_with_for_others_is_not_its_layers() -> None:
-    """Micro-batches of 25 samples, each 0.5 s of a worker's for either neighbour."""
+    """Micro-batches of 25 samples, each 0.5 s of a worker's for either neighbour, and of each
+    sample 0.01 s between the first two and 0.03 s between the last two."""
     rows = {"cpu": cost(0.4)}, {"gpu": cost(0.9)}, {"cpu": cost(0.4)}
     given = workload(*rows, handling_s=0.5, batch=100, micro_batches=4, staleness=1)
+    given["layers"][0]["passing_s"], given["layers"][1]["passing_s"] = 0.01, 0.03
     decision = plan(given, resources(cpu=(0.05, 2), gpu=(2.0, 1)), method="exact")
     first, second, last = decision.stages
     assert (first.units, second.units, last.units) == (1, 1, 1)
     each_s = 0.5 / 25
-    busy = (first.compute_s + each_s, 2 * second.compute_s, 3 * last.compute_s + each_s)
+    busy = (
+        first.compute_s + each_s + 0.01,
+        2 * second.compute_s,
+        3 * last.compute_s + each_s + 0.03,
+    )
     measurement = Measurement(tuple(Filtered(9, one) for one in busy), Filtered(9, 0.0))
     assert decision.workload is not None
     assert decision.resources is not None

@@ -42,3 +42,21 @@ def test_what_workers_compute_for_frames_keeps_each_of_them_busy(
         found = time_crossing(shards.addresses)
     assert found.handling_s >= 0.9 * _SLOW_S
     assert found.seconds >= _SLOW_S
+
+
+def test_what_a_byte_takes_of_a_worker_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two sends one frame, of as many bytes as come back to it."""
+    parts = Frame.parts
+    byte_s = 4e-9
+
+    def busy(self: Frame, sender: int) -> object:
+        until = time.thread_time() + byte_s * sum(each.nbytes for each in self.tensors.values())
+        while time.thread_time() < until:
+            pass
+        return parts(self, sender)
+
+    monkeypatch.setattr(Frame, "parts", busy)
+    with LocalShards(1) as shards:
+        found = time_crossing(shards.addresses)
+    assert found.byte_s >= 0.9 * byte_s / 2
+    assert found.handling_s < 0.5 * byte_s * (8 << 20)

@@ -321,7 +321,8 @@ def test_a_profile_says_what_memory_is_made_of_and_what_crosses(alone: Workload)
     # Three slots of eight floats; the dense inputs and the label travel on.
     assert rows.output_bytes >= 4 * (3 * 8 + 2 + 1)
     assert large.output_bytes == width + 4
-    assert head.output_bytes == 0
+    assert head.output_bytes == head.passing_s == 0
+    assert large.passing_s == pytest.approx(width / (4 * 8) * small.passing_s)
     assert not any(layer.uncut or layer.one_host for layer in alone.layers)
 
 
