@@ -14,7 +14,7 @@ from heterps.job.file import load_job
 from tests.jobs import write_workload
 from tests.workers.stage.in_process import Pipeline
 from workers.data import Dataset, GlobalBatches
-from workers.model.code.brought import entry
+from workers.model.code import entry
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/emoji"

@@ -20,8 +20,8 @@ from protos.job_pb2 import JobSpec
 from scheduler.service.access import Access
 from scheduler.service.artifacts import Artifacts
 from scheduler.service.artifacts_service import ArtifactsService
+from workers.model.code import brought as module
 from workers.model.code.brought import CodeCache, CodeError
-from workers.model.code.brought import brought as module
 
 ROOT = Path(__file__).resolve().parents[4]
 Keep = Callable[..., str]

@@ -23,7 +23,7 @@ from workers.stage.failure import end_reason_of
 
 KILLED = """
 import os, sys
-from workers.model.saved.model import model as saved
+from workers.model.saved import model as saved
 
 def chunks_of(tensors):
     yield b"half"

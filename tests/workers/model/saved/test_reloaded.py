@@ -24,8 +24,9 @@ from workers.errors import DivergedError
 from workers.model.code.entry import ModelError, job_model
 from workers.model.objective.curve import LossCurve
 from workers.model.objective.metrics import JobMetrics
+from workers.model.saved import reloaded
 from workers.model.saved.facts import DENSE, read_facts
-from workers.model.saved.model import SavedModel, reloaded
+from workers.model.saved.model import SavedModel
 from workers.model.saved.reloaded import ReloadError, check_finite, check_predictions, reopened
 
 MODEL = """

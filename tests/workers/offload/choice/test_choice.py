@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from heterps import MoE, offload, pack_experts
-from workers.offload.choice.choice import cost
+from workers.offload.choice import cost
 from workers.offload.choice.cost import (
     Needs,
     Speeds,
