@@ -112,6 +112,7 @@ class Layer(_message.Message):
     ONE_HOST_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
+    PASSING_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
     """embedding | dense | moe | ..."""
@@ -131,6 +132,8 @@ class Layer(_message.Message):
     """why it is uncut, for people: what shares what"""
     disk_bytes: _builtins.float
     """of its experts, and what their optimizer keeps, on each worker's disk"""
+    passing_s: _builtins.float
+    """a sample, where a stage ends here: of processor of a worker on a CPU on either side"""
     @_builtins.property
     def cost(self) -> _containers.MessageMap[_builtins.str, Global___LayerCost]:
         """by resource type; a missing type may not run the layer"""
@@ -149,10 +152,11 @@ class Layer(_message.Message):
         one_host: _builtins.bool = ...,
         shares: _builtins.str = ...,
         disk_bytes: _builtins.float = ...,
+        passing_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "cost", b"cost", "disk_bytes", b"disk_bytes", "kind", b"kind", "name", b"name", "one_host", b"one_host", "optimizer_bytes", b"optimizer_bytes", "output_bytes", b"output_bytes", "shares", b"shares", "uncut", b"uncut", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "cost", b"cost", "disk_bytes", b"disk_bytes", "kind", b"kind", "name", b"name", "one_host", b"one_host", "optimizer_bytes", b"optimizer_bytes", "output_bytes", b"output_bytes", "passing_s", b"passing_s", "shares", b"shares", "uncut", b"uncut", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
