@@ -162,7 +162,8 @@ class CostModel:
         """
         size = self.steps.batch / micro_batches if micro_batches else 0.0
         busy = self.workload.handling_s + self.passing * size
-        return np.where(self.on_cores, busy[:, None], 0.0)
+        handled: Floats = np.where(self.on_cores, busy[:, None], 0.0)
+        return handled
 
     def _on_the_way(self, transfer: Floats) -> Floats:
         """What of seconds a sample between stages, [L, T], keeps neither of two workers busy."""

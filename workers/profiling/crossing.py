@@ -168,11 +168,11 @@ def _step_s(shards: Sequence[str], stages: int, samples: int, width: int) -> tup
         ]
         for one in trained:
             one.result()
-    steps = [
+    taken = [
         [end - begin for begin, end in pairwise(times[-steps + warm :])]
         for times in (model.first.began, model.first.used)
     ]
-    wall_s, used_s = np.quantile(steps, _QUANTILE, axis=1).tolist()
+    wall_s, used_s = np.quantile(taken, _QUANTILE, axis=1).tolist()
     return wall_s, used_s
 
 

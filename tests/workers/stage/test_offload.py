@@ -24,7 +24,7 @@ from workers.offload.experts.layout import ExpertFileError, view_of
 from workers.offload.experts.packed import aligned
 from workers.offload.experts.trained import TrainedExperts
 from workers.offload.slots.policy import POLICIES
-from workers.offload.training.training import gathered
+from workers.offload.training import gathered
 from workers.stage.beginning import Beginning
 from workers.stage.kept import of_chunks, to_chunks
 from workers.stage.outside import outside_of
