@@ -169,7 +169,8 @@ class CostModel:
         """What of seconds a sample between stages, [L, T], keeps neither of two workers busy."""
         if self.steps.staleness is None or not self.on_cores.all():
             return transfer
-        return np.maximum(0.0, transfer - 2 * self.passing[:, None])
+        left: Floats = np.maximum(0.0, transfer - 2 * self.passing[:, None])
+        return left
 
     def _host_bandwidth(self) -> Floats:
         """Bytes a second that pass between two hosts of a type, [T]; infinite where all is one.
