@@ -152,8 +152,8 @@ struct Problem {
     terms->tp = final ? 0 : transfer_parallel[at];
     terms->way = final ? 0 : crossing;
     if (terms->first < 0) terms->first = layer;
-    terms->handled = (terms->first > 0 ? handled[At(terms->first - 1, type)] : 0) +
-                     (final ? 0 : handled[at]);
+    terms->handled =
+        (terms->first > 0 ? handled[At(terms->first - 1, type)] : 0) + (final ? 0 : handled[at]);
   }
 
   // Whether neighbours on `type` exceed its memory together, with all that may be in flight.
