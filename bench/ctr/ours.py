@@ -7,6 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench.ctr.processors import SHARD, WORKER, Processors
+from bench.ctr.roster import Ours
 from bench.ctr.shape import (
     ACCUMULATOR,
     BATCH,
@@ -24,19 +26,23 @@ from heterps import Client
 from heterps.job.file import load_job
 from protos.job_pb2 import JobSpec
 
-_CODE = Path(__file__).parent / "job" / "model.py"
+_CODE = Path(__file__).parent / "job"
+_MARKS = "marks.txt"
+_WARM = 16  # steps until caches are warm and the pipeline is steady
 
 
-def write_job(folder: Path, data: Data, workers: int, shards: int, staleness: int) -> JobSpec:
+def write_job(folder: Path, data: Data, ours: Ours) -> JobSpec:
     """Write a job's files into a folder; the data only once."""
+    workers, shards, staleness = ours.workers, ours.shards, ours.staleness
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(_CODE, folder)
+    for code in _CODE.glob("*.py"):
+        shutil.copy(code, folder)
     sparse, dense = [f"s{i}" for i in range(SLOTS)], [f"d{i}" for i in range(DENSE)]
     if not (folder / "train.parquet").exists():
         columns = {name: data.rows[:, i] for i, name in enumerate(sparse)}
         columns |= {name: data.dense[:, i] for i, name in enumerate(dense)}
         pq.write_table(pa.table({**columns, "label": data.labels}), folder / "train.parquet")
-        (folder / ".heterpsignore").write_text("*\n!model.py\n")
+        (folder / ".heterpsignore").write_text("*\n!model.py\n!marks.py\n")
     rows = {"learning_rate": LEARNING_RATE, "initial_accumulator": ACCUMULATOR, "eps": EPSILON}
     job = {
         "name": f"ctr {workers}+{shards}",
@@ -49,6 +55,8 @@ def write_job(folder: Path, data: Data, workers: int, shards: int, staleness: in
                 "widths": [*WIDTHS[1:]],
                 "rows": {**rows, "scale": SCALE},
             },
+            "callbacks": ["marks.py:Marks"],
+            "callback_args": {"Marks": {"path": str((folder / _MARKS).absolute())}},
         },
         "data": {"train": "train.parquet", "label": "label", "sparse": sparse, "dense": dense},
         "train": {
@@ -74,24 +82,39 @@ def write_job(folder: Path, data: Data, workers: int, shards: int, staleness: in
     return load_job(folder / name)
 
 
-def train(client: Client, job: JobSpec, steps: int) -> dict[str, float]:
-    """Samples a second of a job of so many steps.
+def train(client: Client, job: JobSpec, folder: Path, steps: int) -> dict[str, float]:
+    """Samples a second of a job of so many steps, and its processor seconds a step.
 
     Raises:
-        RuntimeError: it failed, or had other workers than it was to have.
+        RuntimeError: it failed, had other workers or shards than it was to have, or was too short.
     """
     job.train.max_steps = steps
-    job_id = client.submit(job)
-    status = client.wait(job_id)
+    (folder / _MARKS).unlink(missing_ok=True)
+    with Processors() as used:
+        job_id = client.submit(job)
+        status = client.wait(job_id)
     if status.state != "succeeded":
         raise RuntimeError(f"{job_id} failed: {status.reason}")
     decision = client.decision_message(job_id)
-    workers = sum(stage.units for stage in decision.stages)
-    if workers != job.schedule.elastic.min:
-        raise RuntimeError(f"{job_id}: planned on {workers} workers")
     found = decision.measured
+    if not found.steady_steps:
+        raise RuntimeError(f"{job_id}: {steps} steps are too few for a steady rate")
+    marks = [float(line) for line in (folder / _MARKS).read_text().split()]
+    if len(marks) != steps:
+        raise RuntimeError(f"{job_id}: {len(marks)} steps were told of, expected {steps}")
+    span = marks[_WARM], marks[-2]
+    workers, shards = used.seconds(WORKER, span), used.seconds(SHARD, span)
+    wanted = job.schedule.elastic.min, job.servers.shards
+    if (len(workers), len(shards)) != wanted:
+        raise RuntimeError(
+            f"{job_id}: {len(workers)} workers and {len(shards)} shards were there throughout, "
+            f"expected {wanted[0]} and {wanted[1]}"
+        )
+    watched = steps - _WARM - 2
     return {
-        "samples_per_s": found.steady_throughput or found.throughput,
+        "samples_per_s": found.steady_throughput,
         "steps": float(found.steady_steps),
         "predicted": decision.throughput,
+        "cpu_s": sum(workers) / watched,
+        "server_cpu_s": sum(shards) / watched,
     }

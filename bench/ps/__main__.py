@@ -1,7 +1,7 @@
 """How fast and how small the parameter server is, beside others in the same run.
 
     python -m bench.ps                      # everything that is installed, then the page
-    python -m bench.ps --install-peers      # first: TensorFlow, TFRA and FBGEMM, into --peers-dir
+    python -m bench.ps --install-peers      # first: those of others, into --peers-dir
     python -m bench.ps --quick              # a look at it in a minute, into runs/bench/
 
 Batches are 4,096 samples of 26 slots, 106,496 ids by Zipf's law; one client process, one or two

@@ -27,7 +27,7 @@ def rates_picture(found: dict[str, Any], path: Path) -> None:
             axis.set(title=op if op != "both" else "pull, then push", xlabel="M rows/s")
         axes[0].set_ylabel(f"dim {place[0]}, {place[1]} shard")
 
-    picture(draw, path, 3, (9.0, 2.8))
+    picture(draw, path, 3, (9.0, 3.4))
 
 
 def growth_picture(found: dict[str, Any], path: Path) -> None:

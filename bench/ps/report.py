@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.pages import measured_on, table, write
 from bench.ps.plots import growth_picture, rates_picture
-from bench.ps.roster import CEILING, ENTRIES, OURS
+from bench.ps.roster import CEILING, ENTRIES, OURS, TLS_CEILING
 
 _OPS = {"pull": "Pull", "push": "Push", "both": "Pull, then push"}
 _HEAD = """# How fast and how small the parameter server is
@@ -78,6 +78,8 @@ def _met(line: dict[str, Any] | None) -> str:
         return ""
     if line["value"] is None:
         return "not run"
+    if line["met"] is None:
+        return f"{line['value']:.4g}, without {', '.join(line['missing'])}"
     return f"{line['value']:.4g}, {'met' if line['met'] else '**not met**'}"
 
 
@@ -87,7 +89,7 @@ def _peers(found: dict[str, Any]) -> str:
         checks = [check for check in found["checks"] if check["peer"] == name]
         worst = max((check["error"] for check in checks), default=None)
         error = "" if worst is None else f"{worst:.0e}"
-        keys = "" if name == CEILING else "any" if of["dynamic"] else "row numbers"
+        keys = "" if name in (CEILING, TLS_CEILING) else "any" if of["dynamic"] else "row numbers"
         place = "other processes" if of["networked"] else "in process"
         lines.append((f"`{name}`", of["title"], keys, place, error, of["status"].replace("|", "/")))
     header = ("", "what", "keys", "rows are", "largest error", "status")
@@ -175,7 +177,11 @@ def _memory(found: dict[str, Any]) -> str:
     for peer in found["peers"]:
         row = [by_place.get((peer, *place)) for place in places]
         of = found["peers"][peer]
-        if of["networked"] and peer != CEILING and any(x is not None for x in row):
+        if (
+            of["networked"]
+            and peer not in (CEILING, TLS_CEILING)
+            and any(x is not None for x in row)
+        ):
             lines.append([f"`{peer}`", *("–" if x is None else f"{x:.0f}" for x in row)])
     text = (
         f"Growth of the shards' resident memory over {found['settings']['table_rows']:,} rows, "

@@ -4,8 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 
 OURS = "heterps"
@@ -16,6 +17,16 @@ CEILING = "echo"
 TLS_CEILING = "echo-tls"
 DEFAULT_DIR = Path.home() / ".cache" / "heterps-bench"
 _FBGEMM = "fbgemm-gpu-cpu==1.8.0"  # loads with torch 2.13; its other versions do not
+# What it imports here of what it asks for: FBGEMM's build for GPUs is among that, too.
+_TORCHREC = (
+    "torchrec==1.9.2",
+    "tensordict==0.15.3",
+    "pyvers==0.2.3",
+    "cloudpickle>=3.1",
+    "pyre-extensions==0.0.32",
+    "typing-inspect==0.9.0",
+    "mypy-extensions>=1.0",
+)
 # The newest TFRA wheel is for this TensorFlow and at most Python 3.11, and needs symbols that
 # `tensorflow-cpu` lacks. The last two it imports without asking for them.
 _TENSORFLOW = (
@@ -126,15 +137,31 @@ def launch(
 def install(peers_dir: Path, say: Callable[[str], None]) -> bool:
     """Install the systems that need a place of their own; whether all of them were."""
     peers_dir.mkdir(parents=True, exist_ok=True)
-    done = [_install_fbgemm(peers_dir / "fbgemm", say)]
+    done = [_install(peers_dir / "fbgemm", (_FBGEMM,), say)]
+    done.append(_install(peers_dir / "torchrec", _TORCHREC, say))
     done.append(_install_tensorflow(peers_dir / "tensorflow", say))
     return all(done)
 
 
-def _install_fbgemm(home: Path, say: Callable[[str], None]) -> bool:
-    say(f"installing {_FBGEMM} into {home}")
+def installed(peers_dir: Path) -> dict[str, str]:
+    """Versions of what was installed there, by the names that it was asked for by."""
+    asked = (_FBGEMM, _TORCHREC[0], *_TENSORFLOW[:3])
+    names = {one.partition("==")[0] for one in asked}
+    found = {}
+    for folder in sorted(peers_dir.glob("*")):
+        homes = [folder, *folder.glob("lib/python*/site-packages")]
+        for one in distributions(path=[str(home) for home in homes]):
+            name = one.name.replace("_", "-")
+            if name in names:
+                found[name] = one.version
+    return found
+
+
+def _install(home: Path, packages: Sequence[str], say: Callable[[str], None]) -> bool:
+    """Install packages, and nothing that they ask for, beside this interpreter's own."""
+    say(f"installing {packages[0]} into {home}")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-deps"]
-    return _ran([*pip, "--target", str(home), _FBGEMM], say)
+    return _ran([*pip, "--target", str(home), *packages], say)
 
 
 def _install_tensorflow(home: Path, say: Callable[[str], None]) -> bool:

@@ -13,8 +13,9 @@ from bench.ps.peers.check import TOLERANCE, largest_error
 from bench.ps.peers.client import scattered
 from bench.ps.peers.peer import INITIAL_ACCUMULATOR, Batch, Data, Peer, Setting, adagrad
 from bench.ps.report import write_page
-from bench.ps.runs import sizes
-from bench.ps.store import fitted
+from bench.ps.roster import ENTRIES, OURS
+from bench.ps.runs import OPS, WORKLOADS, sizes
+from bench.ps.store import fitted, targets
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = Shape(samples=64, keys_a_slot=5_000, table_rows=9_000, batches=3)
@@ -115,6 +116,38 @@ def test_the_model_goes_through_points_on_a_line():
     assert model["pull"]["at"]["1e+09"] == pytest.approx(23)
     assert model["push"]["b_ns"] == pytest.approx(0)
     assert fitted(points[:2]) == {}
+
+
+def measured(rate, without=()):
+    """Targets where all peers but those left out have a rate of 1, and ours another."""
+    lines = [
+        {"peer": entry.name, "dim": 16, "shards": 1, "workload": workload, "op": op}
+        | {"rounds": [rate if entry.name == OURS else 1.0] * 3}
+        for entry in ENTRIES
+        for workload in WORKLOADS
+        for op in OPS
+        if entry.name not in without
+    ]
+    found = targets({"measurements": lines, "growth": []})
+    return {target["target"]: target for target in found}
+
+
+def test_what_is_to_be_reached_beside_others():
+    best = f"`{OURS}`: pull, over the best networked peer with any keys"
+    least = f"`{OURS}`: least over any networked peer"
+    assert measured(2.0)[best]["met"] is True
+    assert measured(1.9)[best]["met"] is False
+    assert measured(1.1)[least]["met"] is True
+    assert measured(1.0)[f"`{OURS}`: pull, over the raw echo"]["met"] is True
+    assert measured(1.1)[f"`{OURS}`: pull of distinct keys, over the raw echo"]["met"] is False
+
+
+def test_nothing_is_met_beside_a_peer_that_did_not_run():
+    best = f"`{OURS}`: pull, over the best networked peer with any keys"
+    found = measured(2.0, without=["tfra"])[best]
+    assert (found["value"], found["met"], found["missing"]) == (2.0, None, ["tfra"])
+    assert measured(1.9, without=["tfra"])[best]["met"] is False
+    assert measured(2.0, without=["tensorflow"])[best]["met"] is True  # has no keys
 
 
 def test_quick_run(tmp_path):

@@ -1,29 +1,32 @@
 """One PyTorch process on two threads: `nn.EmbeddingBag(sparse=True)`, sparse Adagrad, Adam."""
 
-import sys
-
+import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from bench.ctr.peers.turns import batches, serve, tower
+from bench.ctr.peers.torch_net import batches, tower
+from bench.ctr.peers.turns import Trainer, given_data, given_threads, serve
 from bench.ctr.shape import (
     ACCUMULATOR,
     DENSE_RATE,
     DIM,
+    EACH,
     EPSILON,
-    KEYS,
     LEARNING_RATE,
-    SCALE,
+    SLOTS,
+    first_rows,
 )
 
 
-def main() -> None:
-    torch.set_num_threads(int(sys.argv[2]))
-    torch.manual_seed(0)
-    table = nn.EmbeddingBag(KEYS, DIM, mode="sum", sparse=True)
-    nn.init.uniform_(table.weight, -SCALE, SCALE)
-    top, some = tower(), batches(sys.argv[1])
+def make() -> Trainer:
+    torch.set_num_threads(given_threads())
+    table = nn.EmbeddingBag(SLOTS * EACH, DIM, mode="sum", sparse=True)
+    with torch.no_grad():
+        for slot, rows in enumerate(table.weight.split(EACH)):
+            rows.copy_(torch.from_numpy(first_rows(slot)))
+    top, some = tower(), batches(given_data())
     of_rows = torch.optim.Adagrad(
         table.parameters(), LEARNING_RATE, initial_accumulator_value=ACCUMULATOR, eps=EPSILON
     )
@@ -41,8 +44,11 @@ def main() -> None:
         of_top.step()
         return float(loss)
 
-    serve(step)
+    def read(numbers: NDArray[np.int64]) -> Tensor:
+        return table.weight.detach()[torch.from_numpy(numbers)]
+
+    return Trainer(step, read)
 
 
 if __name__ == "__main__":
-    main()
+    serve(make)

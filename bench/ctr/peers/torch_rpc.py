@@ -7,21 +7,24 @@ a static array and exact Adagrad. Shared memory between the two is switched off.
 import os
 import sys
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import rpc
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from bench.ctr.peers.turns import batches, serve, tower
+from bench.ctr.peers.torch_net import batches, tower
+from bench.ctr.peers.turns import Trainer, given_data, serve
 from bench.ctr.shape import (
     ACCUMULATOR,
     DENSE_RATE,
     DIM,
+    EACH,
     EPSILON,
-    KEYS,
     LEARNING_RATE,
-    SCALE,
     SLOTS,
+    first_rows,
 )
 from bench.ps.peers import children
 
@@ -30,12 +33,11 @@ os.environ.setdefault("TP_SOCKET_IFNAME", "lo")
 _rows: list[Tensor] = []
 
 
-def make() -> None:
+def make_table() -> None:
     """The server's table."""
-    _rows[:] = [
-        torch.empty(KEYS, DIM).uniform_(-SCALE, SCALE),
-        torch.full((KEYS, DIM), ACCUMULATOR),
-    ]
+    _rows[:] = [torch.empty(SLOTS * EACH, DIM), torch.full((SLOTS * EACH, DIM), ACCUMULATOR)]
+    for slot, rows in enumerate(_rows[0].split(EACH)):
+        rows.copy_(torch.from_numpy(first_rows(slot)))
 
 
 def pull(numbers: Tensor) -> Tensor:
@@ -62,13 +64,12 @@ def _join(name: str, rank: int, port: str) -> None:
     rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)
 
 
-def main() -> None:
+def make() -> Trainer:
     port = str(children.free_port())
     server = children.start("bench.ctr.peers.torch_rpc", ["--serve", port])
     _join("worker", 0, port)
-    rpc.rpc_sync("server", make)
-    torch.manual_seed(0)
-    top, some = tower(), batches(sys.argv[1])
+    rpc.rpc_sync("server", make_table)
+    top, some = tower(), batches(given_data())
     of_top = torch.optim.Adam(top.parameters(), DENSE_RATE)
 
     def step(number: int) -> float:
@@ -88,7 +89,11 @@ def main() -> None:
         pushed.wait()
         return float(loss)
 
-    serve(step, [server.pid])
+    def read(numbers: NDArray[np.int64]) -> Tensor:
+        rows: Tensor = rpc.rpc_sync("server", pull, (torch.from_numpy(numbers),))
+        return rows
+
+    return Trainer(step, read, servers=[server.pid])
 
 
 if __name__ == "__main__":
@@ -96,4 +101,4 @@ if __name__ == "__main__":
         _join("server", 1, sys.argv[2])
         children.serve()
     else:
-        main()
+        serve(make)

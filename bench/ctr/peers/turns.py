@@ -1,75 +1,112 @@
 """What every peer's process does alike: it trains when told to, and says how fast that was.
 
-Its standard output belongs to the answers alone. Batches lie in memory as tensors before.
+Called as `MODULE DATA THREADS ROWS`: it first trains a few steps and leaves what they made of some
+rows in the file ROWS, for the check. Its standard output belongs to the answers alone.
+Interpreters of other systems import this: it needs NumPy alone.
 """
 
-import itertools
 import json
 import os
 import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from numpy.typing import NDArray
 
-from bench.ctr.shape import BATCH, WIDTHS, Data
+from bench.ctr.shape import BATCH, CHECKED, Data
 
-Batch = tuple[Tensor, Tensor, Tensor]  # rows [B, slots], numbers [B, dense], labels [B]
+# Rows [B, slots], numbers [B, dense], labels [B].
+Arrays = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
 
 
-def batches(path: str, part: int = 0, parts: int = 1) -> list[Batch]:
+def given_data() -> Path:
+    """The file with the samples."""
+    return Path(sys.argv[1])
+
+
+def given_threads() -> int:
+    """On how many to compute."""
+    return int(sys.argv[2])
+
+
+def arrays(path: Path, part: int = 0, parts: int = 1) -> list[Arrays]:
     """The samples by step; of each a part."""
-    data = Data.load(Path(path))
+    data = Data.load(path)
     found = []
     for at in range(0, len(data.labels), BATCH):
         own = slice(at + BATCH * part // parts, at + BATCH * (part + 1) // parts)
-        arrays = (data.rows[own], data.dense[own], data.labels[own])
-        rows, dense, labels = map(torch.from_numpy, arrays)
-        found.append((rows, dense, labels))
+        found.append((data.rows[own], data.dense[own], data.labels[own]))
     return found
 
 
-def tower() -> nn.Sequential:
-    """The dense layers."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise(WIDTHS):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """The network as a peer has it.
 
-
-def serve(step: Callable[[int], float], others: Sequence[int] = ()) -> None:
-    """Answer commands until the input ends.
-
-    Args:
-        step: trains on the batch of a number; its loss.
-        others: processes whose time counts, too.
+    Attributes:
+        step: trains on the batch of a number, from 0 on; its loss.
+        read: rows of numbers as they are then, [n, dim].
+        workers: processes whose time counts beside this one's.
+        servers: likewise, of those that hold rows alone.
+        settle: waits for what steps left under way.
+        threads: has a turn compute on so many; None: it cannot.
     """
+
+    step: Callable[[int], float]
+    read: Callable[[NDArray[np.int64]], Any]
+    workers: Sequence[int] = ()
+    servers: Sequence[int] = ()
+    settle: Callable[[], None] = lambda: None
+    threads: Callable[[int], None] | None = None
+
+
+def serve(make: Callable[[], Trainer]) -> None:
+    """Make a trainer, and answer commands until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    number = 0
-    losses = [step(number := number + 1) for _ in range(5)]
-    answers.write(json.dumps({"loss": losses[-1]}) + "\n")
-    answers.flush()
-    for line in sys.stdin:
-        seconds = json.loads(line)["seconds"]
-        before, began, first = _cpu(others), time.perf_counter(), number
-        while time.perf_counter() - began < seconds:
-            loss = step(number := number + 1)
-        taken, steps = time.perf_counter() - began, number - first
-        cpu = (_cpu(others) - before) / steps
-        answer = {"samples_per_s": steps * BATCH / taken, "cpu_s": cpu, "loss": loss}
-        answers.write(json.dumps(answer) + "\n")
+    os.dup2(2, 1)  # for what libraries print
+
+    def answer(message: dict[str, Any]) -> None:
+        answers.write(json.dumps(message) + "\n")
         answers.flush()
+
+    trainer = make()
+    losses = [trainer.step(number) for number in range(CHECKED)]
+    rows = trainer.read(Data.load(given_data()).checked())
+    np.save(sys.argv[3], np.asarray(rows, np.float32))
+    answer({"losses": losses})
+    number = CHECKED
+    for line in sys.stdin:
+        command = json.loads(line)
+        if trainer.threads is not None:
+            trainer.threads(command.get("threads") or given_threads())
+        own, others = _own() + _of(trainer.workers), _of(trainer.servers)
+        began, first = time.perf_counter(), number
+        while time.perf_counter() - began < command["seconds"]:
+            trainer.step(number)
+            number += 1
+        trainer.settle()
+        taken, steps = time.perf_counter() - began, number - first
+        turn = {"samples_per_s": steps * BATCH / taken}
+        turn["cpu_s"] = (_own() + _of(trainer.workers) - own) / steps
+        if trainer.servers:
+            turn["server_cpu_s"] = (_of(trainer.servers) - others) / steps
+        answer(turn)
     os._exit(0)  # some libraries do not end their threads
 
 
-def _cpu(others: Sequence[int]) -> float:
+def _own() -> float:
     own = resource.getrusage(resource.RUSAGE_SELF)
-    total = own.ru_utime + own.ru_stime
-    for pid in others:
+    return own.ru_utime + own.ru_stime
+
+
+def _of(pids: Sequence[int]) -> float:
+    total = 0.0
+    for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return total

@@ -54,9 +54,14 @@ def start(module: str, arguments: Sequence[str]) -> Child:
     return Child(subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True))
 
 
+def announce(text: str = "") -> None:
+    """Say that this shard is ready."""
+    print(f"\n{_READY}{text}", flush=True)
+
+
 def serve(announcement: str = "") -> None:
     """Say that this shard is ready, then wait until the client ends."""
-    print(f"\n{_READY}{announcement}", flush=True)
+    announce(announcement)
     os.dup2(2, 1)
     sys.stdin.read()
     os._exit(0)
