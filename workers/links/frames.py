@@ -83,5 +83,5 @@ class Frame:
 
 
 def _array(tensor: Tensor) -> NDArray[np.generic]:
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -53,6 +53,12 @@ class _Small:
     bytes: int = 0
 
 
+def _real(tensor: Tensor) -> Tensor:
+    """The tensor's memory as numbers that can be summed: of a complex one both parts."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 class Buckets:
     """Tensors put together: a large one is a bucket, small ones of a dtype make up one.
 
@@ -66,7 +72,7 @@ class Buckets:
     def add(self, tensors: Iterable[Tensor]) -> list[list[Tensor]]:
         """The buckets that are full."""
         full = []
-        for tensor in map(Tensor.detach, tensors):
+        for tensor in map(_real, tensors):
             if tensor.nbytes >= _BUCKET:
                 full.append([tensor])
                 continue

@@ -58,6 +58,8 @@ class StepGradients:
         parameter = self.parameters[self._left]
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.is_conj():  # of complex numbers, whose memory is to be what they are
+            parameter.grad = parameter.grad.resolve_conj()
         self.sums.add([parameter.grad])
 
 

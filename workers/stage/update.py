@@ -236,6 +236,8 @@ class Update:
             (parameters if reduced_over(parameter) == "replica" else own).append(parameter)
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
+            elif parameter.grad is not None and parameter.grad.is_conj():
+                parameter.grad = parameter.grad.resolve_conj()  # which optimizers take
         none = torch.zeros_like(losses[0])
         alone = [p.grad for p in own if p.grad is not None]
         of_rows = none if largest is None else largest.to(none)

@@ -14,6 +14,7 @@ from workers.data.columns import Batch
 from workers.embedding.sparse import SparseEmbedding
 
 STEPS, SAMPLES, KEYS = 5, 12, 9
+MICRO_BATCHES = 3
 
 
 def batches():
@@ -81,6 +82,48 @@ class Modalities(nn.Module):
         return self.top(self.one(dense), self.other(dense), dense)
 
 
+class Complex(nn.Module):
+    """Weights, and values between layers, that are complex or conjugate."""
+
+    def __init__(self):
+        super().__init__()
+        self.bottom, self.filter = nn.Sequential(nn.Linear(3, 6), Spectrum()), Filter()
+        self.top = nn.Linear(8, 1)
+
+    def forward(self, dense):
+        z = self.bottom(dense)
+        return self.top(torch.view_as_real(self.filter(z.conj()) + z).flatten(1))
+
+
+class Spectrum(nn.Module):
+    def forward(self, x):
+        return torch.fft.rfft(x)
+
+
+class Filter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, dtype=torch.cfloat))
+        self.other = nn.Parameter(torch.randn(4, dtype=torch.cfloat))
+
+    def forward(self, z):
+        return z * self.weight + z * self.other.conj()
+
+
+class Constants(nn.Module):
+    """Tensors made of numbers alone, and of a size, between layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.bottom, self.middle, self.top = nn.Linear(3, 5), nn.Linear(5, 5), nn.Linear(5, 1)
+
+    def forward(self, dense):
+        x = self.bottom(dense * torch.tensor([1.0, 2.0, 0.5]))
+        scale = torch.linspace(0.5, 1, 5)
+        x = self.middle(x * scale).tanh() * scale
+        return self.top(x * torch.tensor(2.0, device=x.device) + torch.ones(5).cumsum(0))
+
+
 def plain(model, job, steps):
     model.train()
     kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[job.train.optimizer.name]
@@ -102,7 +145,7 @@ def plain(model, job, steps):
     [([2], [1]), ([2], [2]), ([0, 2], [1, 1]), ([1, 2], [2, 1]), ([0, 1, 2], [1, 2, 1])],
 )
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-@pytest.mark.parametrize("kind", [FrozenNorm, Adversarial, Modalities])
+@pytest.mark.parametrize("kind", [FrozenNorm, Adversarial, Modalities, Complex, Constants])
 def test_they_train_as_in_plain_pytorch(kind, optimizer, cuts, widths):
     job, steps, build = job_of(optimizer), batches(), seeded(kind)
     job.train.optimizer.weight_decay = 0.1
@@ -118,6 +161,75 @@ def test_they_train_as_in_plain_pytorch(kind, optimizer, cuts, widths):
     assert workers[-1][0].executor.progress.losses == pytest.approx(losses, rel=1e-5)
 
 
+class Annealed(nn.Module):
+    """Divides by a buffer that each forward changes, and that its backward reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("tau", torch.ones(()))
+
+    def forward(self, x):
+        if self.training:
+            self.tau.mul_(0.95)
+        return x / self.tau
+
+
+class Counted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bottom, self.middle, self.top = nn.Linear(3, 5), Annealed(), nn.Linear(5, 1)
+
+    def forward(self, dense):
+        return self.top(self.middle(self.bottom(dense)).tanh())
+
+
+class Bounded(nn.Module):
+    """Has layers of a largest singular value of 1, by a power iteration in each forward."""
+
+    def __init__(self):
+        super().__init__()
+        normed = torch.nn.utils.parametrizations.spectral_norm
+        self.bottom, self.middle = nn.Linear(3, 5), normed(nn.Linear(5, 5))
+        self.top = normed(nn.Linear(5, 1))
+
+    def forward(self, dense):
+        return self.top(self.middle(self.bottom(dense)).tanh())
+
+
+@pytest.mark.parametrize("cuts", [[2], [0, 2], [1, 2], [0, 1, 2]])
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("kind", [Counted, Bounded])
+def test_buffers_that_forwards_change_are_those_of_one_process(kind, staleness, cuts):
+    """Which runs the same micro-batches; there a backward comes before the next forward."""
+    job, steps, build = job_of(staleness=staleness), batches(), seeded(kind)
+    workers = Pipeline(job, build, cuts, [1] * len(cuts), steps, MICRO_BATCHES).run()
+    model = build()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=job.train.optimizer.learning_rate)
+    weights = [[p.detach().clone() for p in model.parameters()]]
+    for step, batch in enumerate(steps):
+        for parameter, old in zip(
+            model.parameters(), weights[max(0, step - staleness)], strict=True
+        ):
+            parameter.data.copy_(old)
+        for part in range(MICRO_BATCHES):
+            some = batch.slice(*(SAMPLES * n // MICRO_BATCHES for n in (part, part + 1)))
+            out = model(torch.from_numpy(some["dense"])).reshape(-1)
+            label = torch.from_numpy(some["label.label"])
+            loss = nn.functional.binary_cross_entropy_with_logits(out, label)
+            (loss / MICRO_BATCHES).backward()
+        for parameter, newest in zip(model.parameters(), weights[-1], strict=True):
+            parameter.data.copy_(newest)
+        optimizer.step()
+        optimizer.zero_grad()
+        weights.append([p.detach().clone() for p in model.parameters()])
+    expected = model.state_dict()
+    assert any(not torch.equal(expected[name], value) for name, value in before.items())
+    for (worker,) in workers:
+        for name, value in worker.module.state_dict().items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
 class Histories(nn.Module):
     """In some micro-batches rows get no gradient."""
 
@@ -130,9 +242,6 @@ class Histories(nn.Module):
 
     def forward(self, sparse, dense):
         return self.top(self.one(sparse[:, 0]), self.other(sparse[:, 1]), dense)
-
-
-MICRO_BATCHES = 3
 
 
 def plain_rows(steps):
@@ -189,7 +298,9 @@ def test_rows_without_a_gradient_stay_as_they_are(cuts, widths):
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
-@pytest.mark.parametrize("kind", [FrozenNorm, Adversarial, Modalities, Histories])
+@pytest.mark.parametrize(
+    "kind", [FrozenNorm, Adversarial, Modalities, Histories, Complex, Constants]
+)
 def test_with_staleness_they_train_alike_on_any_plan(kind, staleness):
     job, found = job_of(staleness=staleness, clip=0.3), []
     for cuts, widths in (([2], [1]), ([2], [3]), ([0, 2], [1, 1]), ([0, 1, 2], [1, 2, 1])):

@@ -276,6 +276,10 @@ class TracedModel:
         named = final and isinstance(self._result(), Mapping)
         return StageGraph(module, inputs, tuple(results), lookups, uncalled, final, named)
 
+    def layer_of(self, node: fx.Node) -> int:
+        """The number of the layer that a value is computed with; -1: an input, or a weight."""
+        return self._index.get(node, _BEFORE_ALL)
+
     def crossing(self, after: int) -> tuple[str, ...]:
         """Names of the values alive between layer `after` and the next; -1: the inputs used."""
         names = []
@@ -491,7 +495,8 @@ class TracedModel:
 
 
 def _written(node: fx.Node) -> tuple[object, ...]:
-    return node.op, node.target, str(node.args), str(node.kwargs)
+    target = getattr(node.target, "written", node.target)  # of a constant what it is
+    return node.op, target, str(node.args), str(node.kwargs)
 
 
 def kind_of(layer: nn.Module) -> str:

@@ -10,10 +10,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-_MAKERS = ("arange", "eye", "full", "linspace", "ones", "zeros")
+_CONSTANT = "_tensor_constant"  # what torch.fx calls them
+_MAKERS = ("arange", "eye", "full", "linspace", "ones", "tensor", "zeros")
 
 
 class Tracer(fx.Tracer):
@@ -24,7 +25,22 @@ class Tracer(fx.Tracer):
     ) -> fx.Graph:
         """The graph of a forward."""
         with _makers_traced():
-            return super().trace(root, concrete_args)
+            graph = super().trace(root, concrete_args)
+        for node in graph.nodes:  # the root has them for as long as it is traced
+            if node.op == "get_attr" and str(node.target).startswith(_CONSTANT):
+                node.op, node.target = "call_function", constant(getattr(root, str(node.target)))
+        return graph
+
+
+def constant(value: Tensor) -> Callable[[], Tensor]:
+    """What makes a tensor that a forward has made of numbers alone: a new one each time."""
+    kept = value.detach().clone()
+
+    def constant() -> Tensor:
+        return kept.clone()
+
+    constant.written = (kept.dtype, kept.tolist())  # type: ignore[attr-defined]
+    return constant
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from workers.model.code.entry import ModelError
-from workers.moe.gates import Bias
+from workers.model.module.buffers import ChangingBuffers, counts, other_buffers
 
 
 @dataclass(slots=True)
@@ -93,17 +93,10 @@ class RunningStatistics:
     def __init__(self, module: nn.Module, workers: int) -> None:
         self._workers = workers
         self._layers = [
-            _Layer(m)
-            for m in module.modules()
-            if isinstance(m, _NormBase) and m.running_mean is not None
+            _Layer(m) for m in module.modules() if isinstance(m, _NormBase) and counts(m)
         ]
-        own = {id(layer.module) for layer in self._layers}
-        self._others = {
-            f"{path}.{name}".lstrip("."): (child, name)
-            for path, child in module.named_modules()
-            if id(child) not in own and not isinstance(child, Bias)
-            for name, _ in child.named_buffers(recurse=False)
-        }
+        self._others = other_buffers(module)
+        self._changing = ChangingBuffers(module)
         self._marks = self._marked()
         self._copies = {
             path: buffer.clone()
@@ -119,14 +112,16 @@ class RunningStatistics:
         A forward outside of it, such as one that is run again to save memory, adds nothing.
         """
         if not self._layers:
-            yield
+            with self._changing.renewed():
+                yield
             return
         added = [_Added() for _ in self._layers]
         self._steps.setdefault(step, {})[index] = added
         for layer, into in zip(self._layers, added, strict=True):
             layer.into = into
         try:
-            yield
+            with self._changing.renewed():
+                yield
         finally:
             for layer in self._layers:
                 layer.into = None
