@@ -1,10 +1,13 @@
 """From a job's `model.entry` to a module, the same on every process of the job."""
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from google.protobuf.json_format import MessageToDict
 from torch import nn
@@ -38,17 +41,18 @@ def load_entry(entry: str, directory: Path, key: str) -> Callable[..., Any]:
 
 
 def build_model(spec: ModelSpec, directory: Path, seed: int) -> nn.Module:
-    """Build the job's module with seeded initial parameters.
+    """Build the job's module with seeded initial parameters, whatever its code draws them from.
 
     Raises:
         ModelError: the entry is wrong, fails, or returns no module, or one with a layer that
             cannot be reached by its name.
     """
-    build = load_entry(spec.entry, directory, "model.entry")
     arguments = {k: integral(v) for k, v in MessageToDict(spec.args).items()}
-    torch.random.manual_seed(seed)  # another of that name imports the compiler
+    with _drawing(seed):  # a module may draw when it is imported
+        build = load_entry(spec.entry, directory, "model.entry")
     try:
-        model = build(**arguments)
+        with _drawing(seed):
+            model = build(**arguments)
     except Exception as error:
         raise ModelError(
             f"model.entry: {spec.entry} with {arguments} failed: {type(error).__name__}: {error}"
@@ -59,6 +63,20 @@ def build_model(spec: ModelSpec, directory: Path, seed: int) -> nn.Module:
         )
     _check_names(spec.entry, model)
     return model
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """Have torch, NumPy and Python draw from a seed; the latter two go on as before afterwards."""
+    torch.random.manual_seed(seed)  # another of that name imports the compiler
+    others = np.random.get_state(), random.getstate()
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(others[0])
+        random.setstate(others[1])
 
 
 def _check_names(entry: str, model: nn.Module) -> None:

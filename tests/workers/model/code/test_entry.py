@@ -1,5 +1,7 @@
 """Models that a job's entry builds."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,49 @@ def job(folder: Path, **args: str) -> JobSpec:
 def test_a_layer_that_a_method_hides_is_refused_by_name(tmp_path, name):
     with pytest.raises(ModelError, match=rf"Tower\.{name} .*expected another, such as {name}_"):
         job_model(job(tmp_path, name=name))
+
+
+DRAWING = """
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+CONSTANT = torch.randn(2)
+
+
+class Drawn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("one", torch.from_numpy(np.random.normal(size=3)))
+        self.register_buffer("other", torch.tensor([random.random(), *CONSTANT.tolist()]))
+        self.inner = nn.Linear(random.randint(2, 9), 2)
+
+
+def build():
+    return Drawn()
+"""
+
+
+def test_a_model_is_the_same_in_every_process_whatever_it_draws_from(tmp_path):
+    (tmp_path / "model.py").write_text(DRAWING)
+    code = (
+        "import sys; from pathlib import Path; from protos.job_pb2 import ModelSpec\n"
+        "import numpy, random; numpy.random.seed(); random.seed()\n"
+        "from workers.model.code.entry import build_model\n"
+        "before = random.getstate(), str(numpy.random.get_state())\n"
+        "spec, seed = ModelSpec(entry='model.py:build'), int(sys.argv[2])\n"
+        "made = build_model(spec, Path(sys.argv[1]), seed)\n"
+        "assert before == (random.getstate(), str(numpy.random.get_state()))\n"
+        "print({name: value.tolist() for name, value in made.state_dict().items()})\n"
+    )
+
+    def made(seed: int) -> str:
+        argv = [sys.executable, "-c", code, str(tmp_path), str(seed)]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+    assert made(0) == made(0) != made(1)
 
 
 def test_other_names_are_taken(tmp_path):
