@@ -18,13 +18,18 @@ def check_in_place(model: nn.Module, graph: fx.Graph) -> None:
             continue
         users = [user for user in changed.users if REMADE not in user.meta]
         if changed.op == "placeholder" or len(users) > 1:
-            raise ModelError(
-                f"{type(model).__name__}: {node.target!r} changes {changed.name!r} in place, which "
-                f"is {'an input' if changed.op == 'placeholder' else 'used elsewhere'}; expected "
-                "an operation that makes a new tensor, such as\n"
-                "    x = x.mul(2)    # not x.mul_(2)\n"
-                "    nn.ReLU()       # not nn.ReLU(inplace=True)"
-            )
+            raise ModelError(told_in_place(model, node, changed))
+
+
+def told_in_place(model: nn.Module, node: fx.Node, changed: fx.Node) -> str:
+    """That an operation changes what it may not, and what to write in its place."""
+    return (
+        f"{type(model).__name__}: {str(node.target)!r} changes {changed.name!r} in place, which "
+        f"is {'an input' if changed.op == 'placeholder' else 'used elsewhere'}; expected "
+        "an operation that makes a new tensor, such as\n"
+        "    x = x.mul(2)    # not x.mul_(2)\n"
+        "    nn.ReLU()       # not nn.ReLU(inplace=True)"
+    )
 
 
 def may_change(model: nn.Module, node: fx.Node) -> bool:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from protos.job_pb2 import JobSpec
 from workers.model.chain.follow import Followed
 from workers.model.chain.trace import TracedModel
-from workers.model.checks.probe import first_parts, joined, varied
+from workers.model.checks.trial import first_parts, joined, varied
 from workers.model.code.entry import ModelError
 from workers.model.module.inputs import arguments_of
 from workers.model.module.modes import in_mode

@@ -20,7 +20,7 @@ from protos.job_pb2 import JobSpec
 from workers.model.chain.follow import Followed
 from workers.model.chain.trace import TracedModel
 from workers.model.checks.followed import check_followed
-from workers.model.checks.probe import first_parts, given_to, joined, tried
+from workers.model.checks.trial import first_parts, given_to, joined, tried
 from workers.model.code.entry import ModelError
 from workers.model.module.inputs import arguments_of
 from workers.model.module.randomness import Draws

@@ -2,9 +2,11 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -15,9 +17,19 @@ from workers.data.columns import labels_in
 from workers.data.errors import DataError
 from workers.data.labels import LABEL
 from workers.data.reader import Dataset
-from workers.learning.objective import MissingLabelError, check_rows, named, total
+from workers.data.tensors import first_samples, tensors_of
+from workers.learning.objective import (
+    Labels,
+    MissingLabelError,
+    Objective,
+    Outputs,
+    check_rows,
+    named,
+    total,
+)
 from workers.model.chain.trace import TracedModel
-from workers.model.checks.probe import first_parts, joined, micro_batches_of, run
+from workers.model.checks.probe import micro_batches_of
+from workers.model.checks.trial import first_parts, joined, leaves, run
 from workers.model.code.entry import ModelError
 from workers.model.module.randomness import Draws, refuse_draws
 from workers.model.objective.loss import job_loss, learned_by
@@ -25,6 +37,9 @@ from workers.model.objective.metrics import JobMetrics
 
 _CLASSES: Final = "cross_entropy"
 _TOLERANCE: Final = 1e-4  # of a sum in other parts
+_MANY: Final = 2048  # samples
+_MANY_BYTES: Final = 64 << 20  # of their outputs
+_ORDERS: Final = 4
 _log = logging.getLogger("heterps.stage")
 
 
@@ -32,7 +47,7 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
     """Refuse a loss that does not fit the model, or is not the mean that it declares.
 
     Parts of the latter would not add up to the whole batch's. It is tried on the samples that the
-    model is tried on, whole and in two parts.
+    model is tried on, whole and in parts; one of the job's own on the labels of many others, too.
 
     Raises:
         ModelError: by how much they differ, and the remedy.
@@ -53,6 +68,7 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
     samples = len(next(iter(batch.values())))
     if loss.whole:
         _check_outputs(traced, job, outputs, parts[0], samples)
+    _check_leaves(job, loss, outputs, labels)
     if samples < 4:
         return
     unknown = [name for name in loss.over if name and name not in loss.terms(outputs, labels)]
@@ -75,10 +91,24 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
         )
     if loss.whole or drawn:
         return
-    counts = loss.counts(labels)
-    cut = samples // 4
+    _check_sum(job, loss, outputs, labels)
+    if job.model.loss:
+        for order in _orders(found := _many(job, outputs, samples)):
+            rows = torch.arange(len(order)) % samples
+            given = tree_map(
+                lambda output, rows=rows: output[rows] if output.ndim else output, outputs
+            )
+            _check_sum(job, loss, given, {name: label[order] for name, label in found.items()})
+
+
+def _check_sum(job: JobSpec, loss: Objective, outputs: Outputs, labels: Labels) -> None:
+    """Refuse a loss of some samples that is not what parts of these add up to."""
+    whole = float(total(loss.of_batch(outputs, labels)))
+    samples = len(next(iter(labels.values())))
+    few = samples // 16  # at both ends, where equal labels are together
+    counts, ends = loss.counts(labels), (0, few, samples // 4, samples - few, samples)
     added = 0.0
-    for some in (slice(0, cut), slice(cut, samples)):
+    for some in (slice(*pair) for pair in pairwise(ends) if pair[0] < pair[1]):
         own = {name: label[some] for name, label in labels.items()}
         given = _part_of(outputs, some)
         share = len(range(samples)[some]) / samples
@@ -87,10 +117,47 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
         return
     raise ModelError(
         f"model.loss: {job.model.loss}: of {samples} samples it is {whole:g}, and {added:g} added "
-        "up of two parts by what it counts; expected the mean over the samples, a value for each "
+        "up of parts by what it counts; expected the mean over the samples, a value for each "
         "of them, or heterps.loss(over=…) to say what the mean is over; over='batch' where samples "
         "are held against one another"
     )
+
+
+def _check_leaves(job: JobSpec, loss: Objective, outputs: Outputs, labels: Labels) -> None:
+    """Refuse a loss with parameters of its own, which nobody would train or save."""
+    with torch.enable_grad():
+        given = tree_map(
+            lambda o: o.detach().requires_grad_() if o.is_floating_point() else o, outputs
+        )
+        found = leaves(total(loss.of_batch(given, labels)))
+    own = [leaf for leaf in found if not any(leaf is one for one in named(given).values())]
+    if own:
+        raise ModelError(
+            f"model.loss: {job.model.loss}: it computes with a tensor {list(own[0].shape)} that is "
+            "to learn and is no output of the model, so that it is neither trained nor saved; "
+            "expected it in a child of the model, and numbers [] of it among what forward returns:"
+            "\n    return {'rate': …, 'scale': self.scale()}"
+        )
+
+
+def _many(job: JobSpec, outputs: Outputs, samples: int) -> dict[str, Tensor]:
+    """Labels of many samples, from all over the split where this host keeps it.
+
+    They are as many as outputs of that size have room for.
+    """
+    size = sum(output.nbytes for output in named(outputs).values()) // samples
+    most = max(samples, min(_MANY, _MANY_BYTES // max(1, size)))
+    dataset = Dataset.of(job, "train")
+    if not (dataset.is_kept and dataset.folder is not None):
+        return labels_in(tensors_of(first_samples(dataset, most).labels))
+    rows = np.linspace(0, dataset.rows - 1, min(most, dataset.rows)).astype(np.int64)
+    return labels_in(tensors_of(dataset.encoded().labels.take(rows)))
+
+
+def _orders(labels: Labels) -> Iterator[Tensor]:
+    """Orders in which equal labels are together, for each of some labels."""
+    for label in [*labels.values()][:_ORDERS]:
+        yield label.flatten(1)[:, 0].argsort() if label.ndim > 1 else label.argsort()
 
 
 def check_metrics(traced: TracedModel, job: JobSpec) -> None:

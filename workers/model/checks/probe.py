@@ -1,39 +1,36 @@
 """A model tried on a few samples before it is trained: what no name in its code tells.
 
 Whether its forward sees other samples of its micro-batch, and whether all that it computes with is
-where training finds it. Layers run one after the other on the host, each with parameters of its own
-for the time being: those of a new model may hide what it does, as a last layer of zeros would.
+where training finds it.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from protos.job_pb2 import JobSpec
-from workers.data.reader import Dataset
-from workers.data.tensors import first_samples, tensors_of
-from workers.device.mapped import empty_like
-from workers.embedding.sparse import SparseEmbedding
 from workers.learning.optimizers import GroupError, check_groups
 from workers.model.chain.trace import TracedModel
+from workers.model.checks.kept import check_kept
+from workers.model.checks.trial import (
+    Layers,
+    first_parts,
+    given_to,
+    joined,
+    leaves,
+    mark,
+    run,
+    tried,
+)
 from workers.model.code.entry import ModelError
-from workers.model.module.modes import in_mode, keeping_buffers
-from workers.model.module.places import parameter_places
-from workers.model.module.randomness import Draws
+from workers.model.module.buffers import other_buffers
 from workers.model.module.whole import job_micro_batches
-from workers.moe.gate import Gate
 
-_PART = 8  # samples
-_SEED = 1
-_NOISE = 0.1  # of a parameter's mean size
-_SMALLEST = 0.1  # size that noise is taken of
+_FEW = 2  # samples that are computed back through, of each part
 _TOLERANCE = 1e-4  # of the largest prediction: batches of other sizes round otherwise
 _OWN = "    self.weight = nn.Parameter(…)    # or nn.ParameterList([…]), nn.ModuleList([…])"
 _log = logging.getLogger("heterps.stage")
@@ -51,7 +48,8 @@ def micro_batches_of(job: JobSpec, traced: TracedModel) -> int:
 def mixes_samples(traced: TracedModel, job: JobSpec) -> bool:
     """Whether a prediction depends on the other samples of its micro-batch, or on how many.
 
-    Where the model cannot be tried it is taken to.
+    So does one that a forward changes a buffer for: it does so once for each micro-batch. Where the
+    model cannot be tried it is taken to.
 
     Raises:
         DataError: the first samples of the job do not fit it.
@@ -61,6 +59,8 @@ def mixes_samples(traced: TracedModel, job: JobSpec) -> bool:
         return False
     first, second, third = parts
     try:
+        if _changes_buffers(traced, joined(first, second)):
+            return True
         results = [run(traced, joined(first, part)) for part in (second, third)]
         results.append(run(traced, second))
     except Exception as error:
@@ -71,7 +71,50 @@ def mixes_samples(traced: TracedModel, job: JobSpec) -> bool:
         list(each.values()) if isinstance(each, dict) else [each] for each in results
     )
     compared = zip(together, other, alone, strict=True)
-    return any(_mixed(one, another, last, samples) for one, another, last in compared)
+    if any(_mixed(one, another, last, samples) for one, another, last in compared):
+        return True
+    return _mixes_backward(traced, *({name: t[:_FEW] for name, t in one.items()} for one in parts))
+
+
+def _mixes_backward(
+    traced: TracedModel,
+    first: Mapping[str, Tensor],
+    second: Mapping[str, Tensor],
+    third: Mapping[str, Tensor],
+) -> bool:
+    """Whether gradients of a sample depend on others, by a hook or an own backward."""
+    samples, found = len(next(iter(first.values()))), []
+    try:
+        for part in (second, third):
+            batch = joined(first, part)
+            with tried(traced.model), torch.enable_grad():
+                layers = _Felt(traced)
+                found.append(layers.felt(given_to(traced, batch)))
+    except Exception as error:
+        _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
+        return True
+    for one, other in zip(*found, strict=True):
+        if one is None or other is None or len(one) != 2 * samples or one.shape != other.shape:
+            continue
+        here, there = one[:samples], other[:samples]
+        size = float(here.abs().max()) if here.numel() else 0.0
+        if not float((here - there).abs().max() if here.numel() else 0.0) <= _TOLERANCE * size:
+            return True
+    return False
+
+
+def _changes_buffers(traced: TracedModel, batch: Mapping[str, Tensor]) -> bool:
+    """Whether a forward changes other buffers than running statistics."""
+    places = other_buffers(traced.model).values()
+    if not places:
+        return False
+    with tried(traced.model), torch.no_grad():
+        before = [getattr(child, name) for child, name in places]
+        marks = [mark(buffer) for buffer in before]
+        Layers(traced, varied=True).run(*given_to(traced, batch))
+        after = [getattr(child, name) for child, name in places]
+        changed = [one for one, was in zip(before, marks, strict=True) if mark(one) != was]
+        return bool(changed) or any(a is not b for a, b in zip(after, before, strict=True))
 
 
 def _mixed(together: Any, other: Any, alone: Any, samples: int) -> bool:
@@ -102,8 +145,10 @@ def check_parameters(traced: TracedModel, job: JobSpec) -> None:
     parts = first_parts(job)
     if not parts:
         return
-    batch = joined(*parts[:2])
-    _check_kept(traced, batch)
+    first, second, *_ = parts
+    batch = joined(first, second)
+    enough = len(next(iter(first.values()))) > 1  # to be normalised
+    check_kept(traced, *((first, second) if enough else (batch, batch)))
     # From a staleness of 1 on a step puts the parameters of its version in place.
     exchanged = job.train.staleness > 0 and not job.train.split_experts
     try:
@@ -159,36 +204,6 @@ def _check_hooks(traced: TracedModel, job: JobSpec) -> None:
             )
 
 
-def _check_kept(traced: TracedModel, batch: Mapping[str, Tensor]) -> None:
-    """Refuse a forward that changes parameters: each worker and each version has others.
-
-    And one that computes with what it has kept of another: each worker has had others.
-    """
-    layers = _Layers(traced, varied=True, twice=True)
-    try:
-        with tried(traced.model), torch.no_grad():
-            layers.run(*given_to(traced, batch))
-    except Exception as error:
-        _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
-    names: dict[Tensor, str] = {p: name for name, p in traced.model.named_parameters()}
-    for layer, parameter in layers.changed:
-        changed = names.get(parameter, "a parameter")
-        raise ModelError(
-            f"{type(traced.model).__name__}: {layer!r} changes {changed!r} in its forward, as "
-            "nn.Embedding does with max_norm, and each worker has a copy of its own; expected "
-            "parameters that the optimizer alone changes: what is read of them can be scaled in "
-            "forward"
-        )
-    for layer in layers.remembering:
-        raise ModelError(
-            f"{type(traced.model).__name__}: {layer!r} computes with what it has kept or counted "
-            "in an earlier forward: each worker has had other ones, and no checkpoint and no saved "
-            "model has it; expected a forward that follows from parameters, buffers and what it is "
-            "given, or a buffer for what is kept, where a stage has one worker:"
-            "\n    self.register_buffer('seen', torch.zeros(()))"
-        )
-
-
 def structures_of(traced: TracedModel, job: JobSpec) -> set[str]:
     """Names of the values between layers that are no tensors, such as the state of an LSTM.
 
@@ -198,13 +213,13 @@ def structures_of(traced: TracedModel, job: JobSpec) -> set[str]:
     parts = first_parts(job)
     if not parts:
         return set()
-    layers = _Layers(traced, varied=False)
+    layers = _Structures(traced)
     try:
         with tried(traced.model), torch.no_grad():
             layers.run(*given_to(traced, parts[0]))
     except Exception as error:
         _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
-    return layers.structures
+    return layers.found
 
 
 def _check_groups(traced: TracedModel, job: JobSpec) -> None:
@@ -217,34 +232,12 @@ def _check_groups(traced: TracedModel, job: JobSpec) -> None:
         raise ModelError(str(error)) from None
 
 
-def first_parts(job: JobSpec) -> Sequence[Mapping[str, Tensor]]:
-    """Three batches of as many samples, different ones as far as there are; none without data."""
-    dataset = Dataset.of(job, "train")
-    found = first_samples(dataset, 3 * _PART)
-    if not len(found):
-        return ()
-    size = max(1, min(_PART, len(found) // 3))
-    rows = [np.arange(part * size, (part + 1) * size) % len(found) for part in range(3)]
-    return [tensors_of(found.take(some)) for some in rows]
-
-
-def joined(*parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All samples of some batches."""
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def run(traced: TracedModel, batch: Mapping[str, Tensor]) -> Any:
-    """What a model gives for a batch, with other parameters than its own; leaves no mark on it."""
-    with tried(traced.model), torch.no_grad():
-        return _Layers(traced, varied=True).run(*given_to(traced, batch))
-
-
 def _reached(
     traced: TracedModel, batch: Mapping[str, Tensor], exchanged: bool
 ) -> dict[str, list[Tensor]]:
     """What each layer computes with that would learn, but for what was exchanged and for rows."""
     with tried(traced.model) as rows, torch.enable_grad():
-        layers = _Layers(traced, varied=exchanged)
+        layers = _Reached(traced, varied=exchanged)
         layers.run(*given_to(traced, batch))
     return {
         layer: [leaf for leaf in leaves if leaf.data_ptr() not in rows.given]
@@ -252,192 +245,78 @@ def _reached(
     }
 
 
-def given_to(traced: TracedModel, batch: Mapping[str, Tensor]) -> list[Tensor]:
-    """What a model's graph takes of a batch, in order."""
-    return [batch[str(n.target)] for n in traced.graph.nodes if n.op == "placeholder"]
-
-
-class _Layers(fx.Interpreter):
-    """Runs a model layer by layer.
-
-    Args:
-        varied: whether layers have other parameters than their own.
-        twice: whether each is run twice on the same.
+class _Reached(Layers):
+    """Notes what layers compute with.
 
     Attributes:
         reached: by layer, the leaves of its graph that no exchanged parameter is.
-        structures: names of values that are no tensors.
-        changed: layers and the parameters, of those exchanged, that their forward changed.
-        remembering: layers that gave something else the second time.
     """
 
-    def __init__(self, traced: TracedModel, *, varied: bool, twice: bool = False) -> None:
-        super().__init__(traced.model, graph=traced.graph)
+    def __init__(self, traced: TracedModel, *, varied: bool) -> None:
+        super().__init__(traced, varied=varied)
         self.reached: dict[str, list[Tensor]] = {}
-        self.structures: set[str] = set()
-        self.changed: list[tuple[str, Tensor]] = []
-        self.remembering: list[str] = []
-        self._varied = varied
-        self._twice = twice
-        self._generator = torch.Generator().manual_seed(_SEED)
 
-    def run_node(self, n: fx.Node) -> Any:
-        """Compute a value, and note whether it is a tensor."""
-        result = super().run_node(n)
-        if not isinstance(result, Tensor):
-            self.structures.add(n.name)
+    def call_layer(
+        self,
+        layer: str,
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+        others: Mapping[Tensor, Tensor],
+    ) -> Any:
+        """What a layer gives."""
+        result = super().call_layer(layer, module, args, kwargs, others)
+        own = set() if self.varied else set(module.parameters())
+        found = [leaf for leaf in leaves(result) if leaf not in own | others.keys()]
+        self.reached.setdefault(layer, []).extend(found)
         return result
 
+
+class _Felt(Layers):
+    """Computes gradients of what layers give, and of inputs."""
+
+    def __init__(self, traced: TracedModel) -> None:
+        super().__init__(traced, varied=True)
+        self._kept: list[Tensor] = []
+
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a layer on its own."""
-        module = self.fetch_attr(target)
-        with ExitStack() as stack:
-            others: dict[Tensor, Tensor] = {}
-            if self._varied:
-                others = stack.enter_context(varied(module, self._generator))
-            marks = {other: _mark(other) for other in others}
-            if self._twice:
-                with _as_before(module):
-                    first = super().call_module(target, _copied(args), _copied(kwargs))
-            result = super().call_module(target, _detached(args), _detached(kwargs))
-            changed = [other for other, mark in marks.items() if _mark(other) != mark]
-            self.changed += [(str(target), others[other]) for other in changed]
-            if self._twice and not changed and not _same(first, result):
-                self.remembering.append(str(target))
-            if torch.is_grad_enabled():
-                own = set() if self._varied else set(module.parameters())
-                leaves = [leaf for leaf in _leaves(result) if leaf not in own | others.keys()]
-                self.reached.setdefault(str(target), []).extend(leaves)
-        return _detached(result)
+        """Run a layer; what it gives is a part of the whole graph."""
+        with self.next_others(module := self.fetch_attr(target)):
+            result = module(*args, **kwargs)
+        return tree_map(self._kept_of, result)
+
+    def felt(self, given: Sequence[Tensor]) -> list[Tensor | None]:
+        """Gradients of inputs and of what layers give, in the order in which they are made."""
+        result = self.run(*(self._kept_of(one) for one in given))
+        ends = [end for end in tree_leaves(result) if isinstance(end, Tensor) and end.requires_grad]
+        if not ends:
+            return []
+        torch.autograd.backward([end.abs().square().sum() for end in ends])
+        return [one.grad for one in self._kept]
+
+    def _kept_of(self, value: Any) -> Any:
+        if not (isinstance(value, Tensor) and value.is_floating_point()):
+            return value
+        kept = value if value.requires_grad else value.detach().requires_grad_()
+        kept.retain_grad()
+        self._kept.append(kept)
+        return kept.clone()  # which may be changed in place
 
 
-@contextmanager
-def varied(module: nn.Module, generator: torch.Generator) -> Iterator[dict[Tensor, Tensor]]:
-    """Have other parameters in a module in place of those that are trained; these, of each."""
-    places = parameter_places(module, besides=True)
-    others = {parameter: _varied_from(parameter, generator) for parameter in places}
-    try:
-        for parameter, where in places.items():
-            for place in where:
-                place.put(others[parameter])
-        yield {other: parameter for parameter, other in others.items()}
-    finally:
-        for parameter, where in places.items():
-            for place in where:
-                place.put(parameter)
+class _Structures(Layers):
+    """Notes the names of values that are no tensors, or such as cross no cut."""
+
+    def __init__(self, traced: TracedModel) -> None:
+        super().__init__(traced, varied=False)
+        self.found: set[str] = set()
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Compute a value."""
+        result = super().run_node(n)
+        if not (isinstance(result, Tensor) and _crosses(result)):
+            self.found.add(n.name)
+        return result
 
 
-def _varied_from(parameter: Tensor, generator: torch.Generator) -> nn.Parameter:
-    values = parameter.detach()
-    mean = float(torch.linalg.vector_norm(values, 1)) / max(1, values.numel())
-    other = empty_like(values)  # experts out of memory have others there, too
-    other.uniform_(-1.0, 1.0, generator=generator).mul_(_NOISE * max(mean, _SMALLEST))
-    return nn.Parameter(other.add_(values))
-
-
-class _Rows:
-    """Rows of any key, for embeddings that nothing is bound to.
-
-    Attributes:
-        given: where those that were asked for lie in memory.
-    """
-
-    def __init__(self) -> None:
-        self.given: set[int] = set()
-        self._kept: list[NDArray[np.float32]] = []
-
-    def of(self, dim: int) -> "_RowsOfTable":
-        return _RowsOfTable(self, dim)
-
-    def keep(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        self.given.add(rows.ctypes.data)
-        self._kept.append(rows)  # so that nothing else comes to lie there
-        return rows
-
-
-class _RowsOfTable:
-    def __init__(self, rows: _Rows, dim: int) -> None:
-        self._rows, self._dim = rows, dim
-
-    def pull(self, keys: NDArray[np.uint64], read_only: bool) -> NDArray[np.float32]:
-        angles = np.outer(1 + keys % np.uint64(99991), 1 + np.arange(self._dim))
-        return self._rows.keep(np.sin(angles).astype(np.float32))
-
-    def push(self, keys: NDArray[np.uint64], grads: NDArray[np.float32]) -> None:
-        pass
-
-
-@contextmanager
-def tried(model: nn.Module) -> Iterator[_Rows]:
-    """Have a model as in training, and all as it was afterwards, generators too."""
-    rows = _Rows()
-    with in_mode(model, training=True), torch.random.fork_rng(devices=[]):
-        torch.random.manual_seed(_SEED)
-        for module in model.modules():
-            if isinstance(module, SparseEmbedding):
-                module.store = rows.of(module.spec.dim)
-                module.remote = False
-                module._bound = None
-        yield rows
-
-
-@contextmanager
-def _as_before(module: nn.Module) -> Iterator[None]:
-    """Afterwards what draws, normalises or gates is as it was, and all else that a module keeps.
-
-    Attributes of its own are not.
-    """
-    draws = Draws.now()
-    gates = [(one, one.draws) for one in module.modules() if isinstance(one, Gate)]
-    with keeping_buffers(module):
-        try:
-            yield
-        finally:
-            draws.again()
-            for gate, drawn in gates:
-                gate.draws = drawn
-
-
-def _mark(parameter: Tensor) -> tuple[int, float]:
-    """Differs where a parameter was changed; what is changed by its `data` counts no version."""
-    return parameter._version, float(parameter.detach().sum(dtype=torch.float64))
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two results have the same tensors, as nearly as sums in another order."""
-    some, others = (
-        [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
-        for result in (one, other)
-    )
-    if [value.shape for value in some] != [value.shape for value in others]:
-        return False
-    return all(
-        torch.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
-        for a, b in zip(some, others, strict=True)
-    )
-
-
-def _copied(values: Any) -> Any:
-    return tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, values)
-
-
-def _detached(values: Any) -> Any:
-    return tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, values)
-
-
-def _leaves(result: Any) -> list[Tensor]:
-    """The tensors that autograd would give gradients for."""
-    values = [v for v in tree_flatten(result)[0] if isinstance(v, Tensor)]
-    found = {id(v): v for v in values if v.requires_grad and v.grad_fn is None}
-    waiting: list[Any] = [v.grad_fn for v in values]
-    seen: set[Any] = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor):
-            found[id(variable)] = variable
-        waiting.extend(following for following, _ in node.next_functions)
-    return list(found.values())
+def _crosses(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized

@@ -14,6 +14,7 @@ from workers.model.checks.probe import (
     check_parameters,
     micro_batches_of,
     mixes_samples,
+    structures_of,
 )
 from workers.model.code.entry import ModelError
 from workers.moe.layer import MoE
@@ -145,6 +146,77 @@ def test_layers_that_keep_samples_apart_leave_the_number_to_the_plan(job, name):
 def test_operations_between_layers_are_seen_too(job, between):
     assert mixes_samples(TracedModel(Net(SAME, between)), job)
     assert not mixes_samples(TracedModel(Net(SAME, lambda x: x / (1 + x.sum(1, True)))), job)
+
+
+def counted_in_a_buffer_slowly(self, x):
+    self.count *= 0.999
+    return x * self.count
+
+
+def kept_in_another_buffer(self, x):
+    self.count = 0.9 * self.count + 0.1 * x.detach().mean()
+    return x
+
+
+class OfOneLength(torch.autograd.Function):
+    """Has gradients of one length, over all samples."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / gradient.norm()
+
+
+def hooked():
+    layer = nn.Linear(6, 6)
+    layer.register_full_backward_hook(lambda _, given, __: (given[0] / given[0].norm(),))
+    return layer
+
+
+class Sequence(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(2, 6, batch_first=True)
+
+    def forward(self, x):
+        return self.gru(x.view(-1, 3, 2))[0][:, -1]
+
+
+def halved():
+    layer = nn.Linear(6, 6)
+    layer.register_full_backward_hook(lambda _, given, __: (given[0] / 2,))
+    return layer
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: memory(counted_in_a_buffer_slowly),
+        lambda: memory(kept_in_another_buffer),
+        lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)),
+        lambda: Layer(lambda self, x: OfOneLength.apply(x)),
+        hooked,
+    ],
+)
+def test_what_is_done_once_a_micro_batch_has_their_number_fixed(job, layer):
+    assert micro_batches_of(job, TracedModel(Net(layer()))) == 4
+
+
+@pytest.mark.parametrize(
+    "layer", [lambda: memory(lambda self, x: x * (1 + self.count)), halved, Sequence]
+)
+def test_buffers_that_stay_and_hooks_of_a_sample_leave_it_to_the_plan(job, layer):
+    assert micro_batches_of(job, TracedModel(Net(layer()))) == 0
+
+
+def test_values_that_cross_no_cut_are_found(job):
+    net = Net(Layer(lambda self, x: (x @ torch.eye(6)).to_sparse()))
+    net.top = nn.Sequential(Layer(lambda self, x: x.to_dense()), nn.Linear(6, 1))
+    assert structures_of(TracedModel(net), job) == {"layer"}
+    assert structures_of(TracedModel(Net(nn.Linear(6, 6))), job) == set()
 
 
 def test_a_model_that_cannot_be_tried_is_taken_to_mix_samples(job):

@@ -135,6 +135,73 @@ def test_a_loss_that_differs_on_each_worker_is_refused(made, code, message):
         check_loss(traced, job)
 
 
+CLASSES = """
+import torch
+from torch import nn
+from torch.nn import functional as f
+
+WEIGHTS = nn.Parameter(torch.ones(3))
+SCALE = torch.ones(3)
+
+def weighted(outputs, batch):
+    return f.cross_entropy(outputs, batch["label"].long(), weight=torch.tensor([1.0, 5.0, 0.2]))
+
+def ignoring(outputs, batch):
+    return f.cross_entropy(outputs, batch["label"].long(), ignore_index=2)
+
+def learning(outputs, batch):
+    return f.cross_entropy(outputs * WEIGHTS.exp(), batch["label"].long())
+
+def smooth(outputs, batch):
+    return f.cross_entropy(outputs * SCALE, batch["label"].long(), label_smoothing=0.1)
+"""
+
+
+class Logits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.out = nn.Linear(1, 3)
+
+    def forward(self, dense):
+        return self.out(dense)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("weighted", "added up of parts"),
+        ("ignoring", "added up of parts"),
+        ("learning", r"tensor \[3\] that is to learn and is no output of the model"),
+        ("smooth", None),
+    ],
+)
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_loss_is_tried_on_labels_from_all_over_the_split(
+    tmp_path, monkeypatch, kept, loss, expected
+):
+    """The first samples, which the model is tried on, are all of one class."""
+    if kept:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setenv(scratch.VARIABLE, str(scratch.folder_of("job", 1)))
+    label = np.sort(np.random.default_rng(0).choice(3, 3000, p=[0.9, 0.08, 0.02]))
+    x = np.random.default_rng(1).normal(size=3000)
+    pq.write_table(pa.table({"x": x, "label": label}), tmp_path / "t.parquet")
+    (tmp_path / "losses.py").write_text(CLASSES)
+    job = JobSpec(directory=str(tmp_path))
+    job.data.train, job.data.label, job.model.loss = "t.parquet", "label", f"losses.py:{loss}"
+    job.data.dense.append("x")
+    if not kept:
+        label[100:110] = 1  # what is read of a split that nobody keeps: its beginning
+        label[110:130] = 2
+        pq.write_table(pa.table({"x": x, "label": label}), tmp_path / "t.parquet")
+    if expected is None:
+        check_loss(TracedModel(Logits()), job)
+        return
+    with pytest.raises(ModelError, match=f"losses.py:{loss}.*{expected}"):
+        check_loss(TracedModel(Logits()), job)
+
+
 @pytest.mark.parametrize("heads", [False, True])
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_class_without_a_logit_is_found_wherever_it_is(tmp_path, monkeypatch, split, heads):

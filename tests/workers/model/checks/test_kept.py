@@ -1,0 +1,223 @@
+"""What layers keep over forwards, and change for one another, is refused before it is trained."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.workers.model.checks.test_probe import Net
+from tests.workers.model.samples import job_of_samples
+from workers.model.chain.trace import TracedModel
+from workers.model.checks.probe import check_parameters
+from workers.model.code.entry import ModelError
+
+
+@pytest.fixture
+def job(tmp_path):
+    return job_of_samples(tmp_path)
+
+
+class Counting(nn.Module):
+    """Counts its forwards; what it does with the number is given."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.calls, self.compute = 0, compute
+
+    def forward(self, x):
+        self.calls += 1
+        return self.compute(self, x)
+
+
+def warmed_up(self, x):
+    return x * 0.5 if self.calls > 1000 else x
+
+
+def annealed_loss(self, x):
+    self.aux_loss = min(1.0, self.calls / 10_000) * x.square().mean()
+    return x
+
+
+def late_loss(self, x):
+    self.aux_loss = x.square().mean() * (self.calls > 500)
+    return x
+
+
+def told_now_and_then(self, x):
+    if self.calls % 100 == 0:
+        self.told = float(x.detach().mean())
+    return x * 2
+
+
+def numbered_log(self, x):
+    self.log[self.calls] = 1.0
+    return x * 2
+
+
+def averaged_slowly(self, x):
+    self.mean = 0.999 * getattr(self, "mean", torch.zeros(6)) + 0.001 * x.detach().mean(0)
+    return x - self.mean
+
+
+@pytest.mark.parametrize("compute", [warmed_up, annealed_loss, late_loss, averaged_slowly])
+def test_what_depends_on_how_often_a_layer_was_called_is_refused(job, compute):
+    net = Net(Counting(compute))
+    with pytest.raises(ModelError, match=r"'layer' computes with what it has kept or counted"):
+        check_parameters(TracedModel(net), job)
+    assert net.layer.calls == 0
+
+
+@pytest.mark.parametrize("compute", [told_now_and_then, numbered_log])
+def test_a_count_that_nothing_is_computed_with_is_taken(job, compute):
+    net = Net(Counting(compute))
+    net.layer.log = [0.0] * 50
+    check_parameters(TracedModel(net), job)
+
+
+class Target(nn.Module):
+    """Moves frozen weights towards those that are trained, as momentum encoders do."""
+
+    def __init__(self):
+        super().__init__()
+        self.online, self.target = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.target.requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for mine, other in zip(self.target.parameters(), self.online.parameters(), strict=True):
+                mine.mul_(0.9999).add_(other, alpha=0.0001)
+        return self.online(x) - self.target(x)
+
+
+def test_frozen_weights_that_a_forward_moves_are_refused(job):
+    with pytest.raises(ModelError, match=r"'layer' changes 'layer.target.weight' in its forward"):
+        check_parameters(TracedModel(Net(Target())), job)
+
+
+class Note:
+    """What layers may tell one another by."""
+
+    mask = None
+
+
+class Tells(nn.Module):
+    def __init__(self, note):
+        super().__init__()
+        self.note = note
+
+    def forward(self, x):
+        self.note.mask = (x > 0.3).float()
+        return x
+
+
+class Hears(nn.Module):
+    def __init__(self, note):
+        super().__init__()
+        self.note, self.inner = note, nn.Linear(6, 6)
+
+    def forward(self, x, mask=None):
+        mask = self.note.mask if mask is None else mask
+        x = self.inner(x)
+        return x if mask is None else x * mask
+
+
+class Telling(nn.Module):
+    def __init__(self, passes):
+        super().__init__()
+        note = Note()
+        self.bottom, self.tells, self.hears = nn.Linear(3, 6), Tells(note), Hears(note)
+        self.top, self.passes = nn.Linear(6, 1), passes
+
+    def forward(self, dense):
+        x = self.tells(self.bottom(dense))
+        return self.top(self.hears(x, (x > 0.3).float()) if self.passes else self.hears(x))
+
+
+def test_what_a_layer_tells_another_besides_is_refused(job):
+    with pytest.raises(ModelError, match=r"'hears' computes with what another layer has kept"):
+        check_parameters(TracedModel(Telling(passes=False)), job)
+    check_parameters(TracedModel(Telling(passes=True)), job)
+
+
+class Centred(nn.Module):
+    """Changes in place what it is given."""
+
+    def forward(self, x):
+        x -= x.mean(-1, keepdim=True)
+        return x * 2
+
+
+class Changed(nn.Module):
+    """Layers, of which one changes something in place; what is done with it is given."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.one, self.centred, self.same = nn.Linear(3, 4), Centred(), nn.Identity()
+        self.block = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
+        self.other, self.top = nn.Linear(3, 4), nn.Linear(4, 1)
+        self.compute = [compute]
+
+    def forward(self, dense):
+        return self.top(self.compute[0](self, dense))
+
+
+def of_an_input(net, dense):
+    return net.one(net.centred(dense)) + net.other(dense)
+
+
+def of_an_input_made_before(net, dense):
+    doubled = dense * 2
+    return net.one(net.centred(dense)) + net.other(doubled)
+
+
+def of_an_operation_afterwards(net, dense):
+    x = net.one(dense)
+    return net.centred(x) + x * 2 * net.other(dense).sigmoid()
+
+
+def of_a_view(net, dense):
+    x = net.one(dense)
+    return net.centred(x.view(-1, 2, 2)).flatten(1) + x
+
+
+def of_the_same_by_a_layer(net, dense):
+    x = net.one(dense)
+    return net.centred(net.same(x)) + x
+
+
+def by_a_function(net, dense):
+    x = net.one(dense)
+    y = net.same(x)
+    torch.relu_(x)
+    return net.block(y)
+
+
+def of_a_residual(net, dense):
+    x = net.one(dense)
+    return x + net.block(x)  # PyTorch adds what the block has changed, and so do stages
+
+
+def of_what_is_not_used_again(net, dense):
+    return net.centred(net.one(dense))
+
+
+def of_an_input_not_used_again(net, dense):
+    return net.one(net.centred(dense))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        *(of_an_input, of_an_input_made_before, of_an_operation_afterwards, of_a_view),
+        *(of_the_same_by_a_layer, by_a_function),
+    ],
+)
+def test_a_change_in_place_that_stages_would_not_see_is_refused(job, compute):
+    with pytest.raises(ModelError, match=r"changes '(dense|one|same)' in place, which is"):
+        check_parameters(TracedModel(Changed(compute)), job)
+
+
+@pytest.mark.parametrize(
+    "compute", [of_a_residual, of_what_is_not_used_again, of_an_input_not_used_again]
+)
+def test_a_change_in_place_that_stages_see_is_taken(job, compute):
+    check_parameters(TracedModel(Changed(compute)), job)
