@@ -2,8 +2,9 @@
 
 A value is known by its text, so `5`, `5.0`, `"5"` and `"5.0"` are one value, whether the column
 comes from Parquet or CSV: a column of whole numbers that lacks some is floats to pandas, which
-writes them to CSV as `5.0`. Null and NaN are one value of their own; the empty string is another. A
-cross such as `origin*date` is one slot whose value is its columns' values in the order written.
+writes them to CSV as `5.0`. So are `True` of a CSV file and a boolean, and a moment in whatever
+unit: midnight is its date. Null and NaN are one value of their own; the empty string is another.
+A cross such as `origin*date` is one slot whose value is its columns' values in the order written.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,12 @@ _NULL = np.uint64(0xA0761D6478BD642F)
 _SHORT = 10**18  # integers below it have at most 18 digits, so their text always fits an int64
 _INTEGER_TEXT = r"^(0|-?[1-9][0-9]{0,17}|-?0\.0+|-?[1-9][0-9]{0,17}\.0+)$"
 _FRACTION = r"\.0+$"
+# What the text of a moment has because of its unit alone.
+_OF_UNITS = (
+    (r"\.0+(Z?)$", r"\1"),
+    (r"(\.[0-9]*[1-9])0+(Z?)$", r"\1\2"),
+    (r" 00:00:00$", ""),
+)
 
 
 def mix(values: Hashes) -> Hashes:
@@ -77,6 +84,9 @@ def _hash_bytes(texts: pa.Array) -> Hashes:
 
 def _hash_texts(texts: pa.Array) -> Hashes:
     """Value hashes of distinct non-null strings; whole numbers hash as integers."""
+    texts = texts.cast(pa.large_string())
+    for written, text in (("True", "true"), ("False", "false")):  # of pandas, and of Arrow
+        texts = pc.if_else(pc.equal(texts, written), pa.scalar(text, pa.large_string()), texts)
     hashes = _hash_bytes(texts)
     integers = np.asarray(pc.match_substring_regex(texts, _INTEGER_TEXT))
     if integers.any():
@@ -169,7 +179,11 @@ def _hash_distinct(values: pa.Array) -> Hashes:
         hashes = _hash_bytes(values.cast(pa.large_string()))
         hashes[whole] = mix(floats[whole].astype(np.int64).view(np.uint64) ^ _INTEGER)
         return hashes
-    return _hash_texts(values.cast(pa.large_string()))
+    texts = values.cast(pa.large_string())
+    if pa.types.is_timestamp(values.type):
+        for more, less in _OF_UNITS:
+            texts = pc.replace_substring_regex(texts, more, less)
+    return _hash_texts(texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ Split = Literal["train", "valid", "test"]
 _LEAST_WINDOW = 4096  # rows, unless they are more bytes than
 _LEAST_WINDOW_BYTES = 128 << 20
 _ORDER_BYTES = 8  # of a row in an epoch's order
-_VERSION = 2  # of what encoded rows are
+_VERSION = 3  # of what encoded rows are
 _log = logging.getLogger("heterps.data")
 
 

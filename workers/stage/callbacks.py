@@ -187,8 +187,8 @@ class Callbacks:
                 raise CallbackError(f"{where}: {type(failed).__name__}: {failed}") from failed
             if self._seen is not None and (changed := self._seen.changed()):
                 raise CallbackError(
-                    f"{where} changed {changed!r}; expected what only looks at parameters, buffers "
-                    "and gradients: every worker of the stage has its own"
+                    f"{where} changed {changed!r}; expected what only looks at parameters, "
+                    "buffers, gradients and settings: every worker of the stage has its own"
                 )
 
     def _state(self, step: int | None, error: str) -> TrainingState:
@@ -232,6 +232,7 @@ class _Seen:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._before = _facts(module)
+        self._settings = _settings(module)
         self._modes = {child: child.training for child in module.modules()}
         self._copies: dict[str, Tensor] = {}
 
@@ -249,12 +250,26 @@ class _Seen:
         for name in [*self._before, *now]:
             if self._before.get(name) != now.get(name):
                 return name
+        settings = _settings(self._module)
+        for name, value in self._settings.items():
+            if name in settings and settings[name] is not value and settings[name] != value:
+                return name
         tensors = _tensors(self._module)
         return next((n for n, copy in self._copies.items() if not _equal(tensors[n], copy)), "")
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _settings(module: nn.Module) -> dict[str, object]:
+    """Numbers and text that modules have as attributes, such as a temperature."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, child in module.named_modules()
+        for name, value in vars(child).items()
+        if name != "training" and isinstance(value, bool | int | float | str)
+    }
 
 
 def _facts(module: nn.Module) -> dict[str, tuple[object, ...]]:

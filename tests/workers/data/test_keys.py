@@ -99,6 +99,28 @@ def test_dates_and_booleans_hash_as_their_text() -> None:
     assert keys_of("a", a=pa.array([True])) == keys_of("a", a=pa.array(["true"]))
 
 
+def test_booleans_and_moments_are_the_same_in_csv_as_pandas_writes_it_and_in_any_unit() -> None:
+    frame = pd.DataFrame(
+        {
+            "flag": [True, False, True],
+            "day": pd.to_datetime(["2013-01-02", "2013-01-03", "2014-12-31"]),
+            "moment": pd.to_datetime(
+                ["2013-01-02 10:30:00", "2013-01-03 00:00:01", "2014-12-31 23:59:59"]
+            ),
+        }
+    )
+    lines = [line.split(",") for line in frame.to_csv(index=False).splitlines()[1:]]
+    for number, name in enumerate(frame):
+        texts = pa.array([line[number] for line in lines])
+        assert keys_of("a", a=texts) == keys_of("a", a=pa.array(frame[name])), name
+    for name in ("day", "moment"):
+        for unit in ("s", "ms", "us", "ns"):
+            column = pa.array(frame[name]).cast(pa.timestamp(unit))
+            assert keys_of("a", a=column) == keys_of("a", a=pa.array(frame[name])), (name, unit)
+    halves = pa.array(pd.to_datetime(["2013-01-02 10:30:00.5", "2013-01-02 10:30:00.05"]))
+    assert len({*keys_of("a", a=halves), *keys_of("a", a=halves.cast(pa.timestamp("ms")))}) == 2
+
+
 def test_text_that_is_no_canonical_number_is_a_value_of_its_own() -> None:
     column = pa.array(["5", "05", "+5", "5.", " 5", "5.01", "05.0", "5.0.0", ".0", "-0", "", None])
     assert len(set(keys_of("a", a=column))) == 12

@@ -84,6 +84,11 @@ class Changes:
     def gradient(self, module):
         sum(p.sum() for p in module.parameters()).backward()
 
+    def setting(self, module):
+        from torch import nn
+        linear = next(m for m in module.modules() if isinstance(m, nn.Linear))
+        linear.in_features = linear.in_features + 1
+
     def looks(self, module):
         module.eval()
         self.norms = [p.norm().item() for p in module.parameters()]
@@ -289,12 +294,12 @@ def test_one_that_fails_ends_the_job_by_its_name(called, plan, hook, step):
         case.pipeline().run()
 
 
-@pytest.mark.parametrize("how", ["in_place", "data", "gradient", "kept"])
+@pytest.mark.parametrize("how", ["in_place", "data", "gradient", "kept", "setting"])
 def test_one_that_changes_what_is_trained_is_refused(called, how):
     job = job_of()
     called(job, "Changes", how=how)
     with pytest.raises(
-        CallbackError, match=r"Changes: on_step after step 2 changed 'click\.weight"
+        CallbackError, match=r"Changes: on_step after step 2 changed 'click\.(weight|in_features)"
     ):
         Pipeline(job, heads_model, [1, 3], [2, 3], batches(), 4).run()
 

@@ -11,7 +11,7 @@ from protos.stage_pb2 import StageWorkers, Topology
 from workers.links.inbox import Stopped
 from workers.links.pipeline import Place
 from workers.ops.linear import Routes
-from workers.stage import offloading, parts
+from workers.stage import connect, offloading
 from workers.stage.beginning import Beginning
 
 OPENED = ("ParameterClient", "Outbox", "_group", "Notices")
@@ -38,7 +38,7 @@ def test_what_was_opened_is_closed(monkeypatch, failing, folder):
         return Opened
 
     for name in (*OPENED, "assemble"):
-        monkeypatch.setattr(parts, name, kind(name))
+        monkeypatch.setattr(connect, name, kind(name))
     monkeypatch.setattr(offloading, "take_out", kind("take_out"))
     share = SimpleNamespace(
         launch=LaunchRequest(job_id="job"),
@@ -58,6 +58,6 @@ def test_what_was_opened_is_closed(monkeypatch, failing, folder):
     session = SimpleNamespace(inbox=None, generation=0, board=None, on_back=lambda act: None)
     workers = [StageWorkers(addresses=[f"h:{port}"]) for port in (1, 2, 3)]
     with pytest.raises(Stopped):
-        parts.build(share, Topology(stages=workers), session, None, None)
+        connect.build(share, Topology(stages=workers), session, None, None)
     assert sorted(closed) == sorted(opened)
     assert ("take_out" in opened) == (folder is not None and failing in ("Notices", "assemble"))
