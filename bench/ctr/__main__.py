@@ -8,7 +8,7 @@ one first each time. The figure to read is the median of the rounds' ratios.
 
 A run that was ended goes on from its file with `--resume`. A peer that is not installed, fails or
 trains something else than a reference in NumPy is told as not run. FBGEMM, TorchRec, TensorFlow and
-TFRA are those of `python -m bench.ps --install-peers`. All at once take about 15 GB of memory.
+TFRA are those of `python -m bench.ps --install-peers`. All at once take about 13 GB of memory.
 """
 
 import argparse
@@ -43,6 +43,10 @@ def main() -> int:
     found: Found = {"rounds": [], "checks": {}, "failed": {}}
     if options.resume and options.json.exists():
         kept = json.loads(options.json.read_text())
+        if kept["settings"] != _settings(options):
+            sys.exit(
+                f"{options.json}: it has other settings: {kept['settings']}; leave --resume out"
+            )
         found = {key: kept[key] for key in found} | {"failed": {}}
     with tempfile.TemporaryDirectory(prefix="heterps-bench-") as made:
         folder = Path(made)
@@ -119,22 +123,28 @@ def _keep(found: Found, options: argparse.Namespace) -> None:
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "versions": versions("torch", "numpy") | installed(options.peers_dir),
-        "settings": {
-            "batch": BATCH,
-            "steps": options.steps,
-            "seconds": options.seconds,
-            "checked": {
-                "steps": CHECKED,
-                "samples": CHECKED_SAMPLES,
-                "loss": LOSS_TOLERANCE,
-                "rows": ROWS_TOLERANCE,
-                "slot": SLOT_TOLERANCE,
-            },
-        },
+        "settings": _settings(options),
         **found,
     }
     write(options.json, json.dumps(whole, indent=1) + "\n")
     page(whole, options.docs)
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    checked = {
+        "steps": CHECKED,
+        "samples": CHECKED_SAMPLES,
+        "loss": LOSS_TOLERANCE,
+        "rows": ROWS_TOLERANCE,
+        "slot": SLOT_TOLERANCE,
+    }
+    return {
+        "batch": BATCH,
+        "batches": options.batches,
+        "steps": options.steps,
+        "seconds": options.seconds,
+        "checked": checked,
+    }
 
 
 def _parse() -> argparse.Namespace:

@@ -269,3 +269,7 @@ def test_a_short_run(tmp_path: Path) -> None:
     assert "--install-peers" in found["failed"]["tfra"]
     assert MAIN not in turns
     assert "PyTorch, one process" in (tmp_path / "train_benchmark.md").read_text()
+    again = [*argv, "--resume", "--steps", "61"]
+    run = subprocess.run(again, cwd=ROOT, text=True, capture_output=True, check=False, timeout=60)
+    assert run.returncode == 1
+    assert "it has other settings" in run.stderr
