@@ -8,7 +8,7 @@ only as long as both are in one stage.
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from workers.moe.gate import Gate
 _TOLERANCE = 1e-5  # of the largest value: the same computed again rounds alike, or nearly
 _LEAST = 1e-7
 _FAR = 1_000_000  # calls
+_TORCHS = frozenset(vars(nn.Module()))  # attributes that are not a model's own
 _log = logging.getLogger("heterps.stage")
 
 
@@ -50,6 +51,8 @@ def check_kept(
             if not (layers.changed or layers.remembering or layers.overwritten):
                 Layers(traced, varied=True).run(*given_to(traced, other))
                 layers.run_back()
+    except ModelError:
+        raise
     except Exception as error:
         _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
     where = type(traced.model).__name__
@@ -165,9 +168,10 @@ class _Kept(Layers):
         call = _Call.of(layer, module, args, kwargs)
         numbers = _numbers(module)
         call.gave = first = call.made()
-        counts = [one for one in _numbers(module) if one not in numbers]
+        counts = [one for place, one in _numbers(module).items() if numbers.get(place) != one]
         late = self._after_many(call, counts) if counts else first
         result = module(*args, **kwargs)
+        _check_auxiliary(type(self._traced.model).__name__, layer, module)
         again = result, _auxiliary(module)
         changed = [one for one, was in marks.items() if mark(one) != was]
         self.changed += [(layer, own[one]) for one in changed]
@@ -187,13 +191,13 @@ class _Kept(Layers):
         """What a call gives where what has counted calls has counted many."""
         try:
             for one in counts:
-                setattr(one.module, one.name, one.value + _FAR)
+                one.put(one.value + _FAR)
             return call.made()
         except Exception:
             return call.gave  # such as an index; nothing is known then
         finally:
             for one in counts:
-                setattr(one.module, one.name, one.value)
+                one.put(one.value)
 
     def _is_felt(self, value: fx.Node, node: fx.Node) -> bool:
         """Whether others would have another value than in the model's own forward if it changed.
@@ -218,25 +222,49 @@ class _Kept(Layers):
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """A number that a module keeps."""
+    """A number that a module keeps, itself or in a dict or an object of its own."""
 
-    module: nn.Module
+    holder: Any = field(compare=False)
     name: str
     value: float
 
+    def put(self, value: float) -> None:
+        if isinstance(self.holder, dict):
+            self.holder[self.name] = value
+        else:
+            setattr(self.holder, self.name, value)
 
-def _numbers(module: nn.Module) -> set[_Number]:
-    return {
-        _Number(one, name, value)
-        for one in module.modules()
-        for name, value in vars(one).items()
-        if type(value) in (int, float)
-    }
+
+def _numbers(module: nn.Module) -> dict[tuple[int, str], _Number]:
+    """By the memory of the holder and the name there."""
+    found: dict[tuple[int, str], _Number] = {}
+    for one in module.modules():
+        holders: list[Any] = [one]
+        for name, value in vars(one).items():
+            own = isinstance(value, dict) and name not in _TORCHS
+            if own or (hasattr(value, "__dict__") and not isinstance(value, nn.Module | Tensor)):
+                holders.append(value)
+        for holder in holders:
+            kept = holder if isinstance(holder, dict) else vars(holder)
+            for name, value in kept.items():
+                if isinstance(name, str) and type(value) in (int, float):
+                    found[id(holder), name] = _Number(holder, name, value)
+    return found
 
 
 def _auxiliary(module: nn.Module) -> list[Tensor]:
     found = [getattr(one, "aux_loss", None) for one in module.modules()]
     return [one.detach() for one in found if isinstance(one, Tensor)]
+
+
+def _check_auxiliary(where: str, layer: str, module: nn.Module) -> None:
+    """Refuse an `aux_loss` that is no number: nothing goes back from it, or its sum does."""
+    for one in _auxiliary(module):
+        if one.numel() != 1:
+            raise ModelError(
+                f"{where}: {layer!r} has an aux_loss {list(one.shape)}; expected a number [], such "
+                "as its mean: self.aux_loss = loss.mean()"
+            )
 
 
 @contextmanager

@@ -129,7 +129,14 @@ def _check_leaves(job: JobSpec, loss: Objective, outputs: Outputs, labels: Label
         given = tree_map(
             lambda o: o.detach().requires_grad_() if o.is_floating_point() else o, outputs
         )
-        found = leaves(total(loss.of_batch(given, labels)))
+        value = total(loss.of_batch(given, labels))
+    found = leaves(value)
+    if not value.requires_grad and any(one.requires_grad for one in named(given).values()):
+        raise ModelError(
+            f"model.loss: {job.model.loss}: nothing can be learned by it, as it does not depend on "
+            "what the model gives, or no gradient goes back; expected a tensor that is computed of "
+            "the outputs, without .item(), .detach() or torch.no_grad()"
+        )
     own = [leaf for leaf in found if not any(leaf is one for one in named(given).values())]
     if own:
         raise ModelError(

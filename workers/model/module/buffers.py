@@ -43,18 +43,19 @@ class ChangingBuffers:
     def renewed(self) -> Iterator[None]:
         """Around a forward."""
         for number in self._changing:
-            value = self._value(number).clone()
-            for child, name in self._places[number]:
-                child._buffers[name] = value
+            if (value := self._value(number)) is not None:
+                renewed = value.clone()
+                for child, name in self._places[number]:
+                    child._buffers[name] = renewed
         before = [self._value(number) for number in range(len(self._places))]
-        versions = [value._version for value in before]
+        versions = [value._version if value is not None else 0 for value in before]
         yield
         for number, version in enumerate(versions):
             value = self._value(number)
-            if value is before[number] and value._version != version:
+            if value is not None and value is before[number] and value._version != version:
                 self._changing.add(number)
 
-    def _value(self, number: int) -> Tensor:
+    def _value(self, number: int) -> Tensor | None:
         child, name = self._places[number][0]
-        value: Tensor = getattr(child, name)
+        value: Tensor | None = getattr(child, name)  # a forward may leave none
         return value

@@ -1,5 +1,7 @@
 """What layers keep over forwards, and change for one another, is refused before it is trained."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -42,6 +44,16 @@ def late_loss(self, x):
     return x
 
 
+def warmed_up_by_a_note(self, x):
+    self.kept["calls"] += 1
+    return x * 0.5 if self.kept["calls"] > 1000 else x
+
+
+def warmed_up_by_an_object(self, x):
+    self.note.calls += 1
+    return x * 0.5 if self.note.calls > 1000 else x
+
+
 def told_now_and_then(self, x):
     if self.calls % 100 == 0:
         self.told = float(x.detach().mean())
@@ -58,9 +70,16 @@ def averaged_slowly(self, x):
     return x - self.mean
 
 
-@pytest.mark.parametrize("compute", [warmed_up, annealed_loss, late_loss, averaged_slowly])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        *(warmed_up, annealed_loss, late_loss, averaged_slowly),
+        *(warmed_up_by_a_note, warmed_up_by_an_object),
+    ],
+)
 def test_what_depends_on_how_often_a_layer_was_called_is_refused(job, compute):
     net = Net(Counting(compute))
+    net.layer.kept, net.layer.note = {"calls": 0}, SimpleNamespace(calls=0)
     with pytest.raises(ModelError, match=r"'layer' computes with what it has kept or counted"):
         check_parameters(TracedModel(net), job)
     assert net.layer.calls == 0
@@ -71,6 +90,23 @@ def test_a_count_that_nothing_is_computed_with_is_taken(job, compute):
     net = Net(Counting(compute))
     net.layer.log = [0.0] * 50
     check_parameters(TracedModel(net), job)
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [(lambda x: x.square().mean(1), r"'layer' has an aux_loss \[8\]"), (torch.mean, None)],
+)
+def test_an_auxiliary_loss_that_is_no_number_is_refused(job, compute, expected):
+    def penalised(self, x):
+        self.aux_loss = compute(x)
+        return x
+
+    traced = TracedModel(Net(Counting(penalised)))
+    if expected is None:
+        check_parameters(traced, job)
+        return
+    with pytest.raises(ModelError, match=expected):
+        check_parameters(traced, job)
 
 
 class Target(nn.Module):

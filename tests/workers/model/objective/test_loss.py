@@ -152,6 +152,9 @@ def ignoring(outputs, batch):
 def learning(outputs, batch):
     return f.cross_entropy(outputs * WEIGHTS.exp(), batch["label"].long())
 
+def detached(outputs, batch):
+    return f.cross_entropy(outputs.detach(), batch["label"].long())
+
 def smooth(outputs, batch):
     return f.cross_entropy(outputs * SCALE, batch["label"].long(), label_smoothing=0.1)
 """
@@ -173,6 +176,7 @@ class Logits(nn.Module):
         ("weighted", "added up of parts"),
         ("ignoring", "added up of parts"),
         ("learning", r"tensor \[3\] that is to learn and is no output of the model"),
+        ("detached", "nothing can be learned by it"),
         ("smooth", None),
     ],
 )
