@@ -38,6 +38,7 @@ from workers.model.objective.metrics import JobMetrics
 _CLASSES: Final = "cross_entropy"
 _TOLERANCE: Final = 1e-4  # of a sum in other parts
 _MANY: Final = 2048  # samples
+_FIRST: Final = 512  # of a split that has to be read for it
 _MANY_BYTES: Final = 64 << 20  # of their outputs
 _ORDERS: Final = 4
 _log = logging.getLogger("heterps.stage")
@@ -156,7 +157,8 @@ def _many(job: JobSpec, outputs: Outputs, samples: int) -> dict[str, Tensor]:
     most = max(samples, min(_MANY, _MANY_BYTES // max(1, size)))
     dataset = Dataset.of(job, "train")
     if not (dataset.is_kept and dataset.folder is not None):
-        return labels_in(tensors_of(first_samples(dataset, most).labels))
+        few = max(samples, min(most, _FIRST, _MANY_BYTES // max(1, dataset.row_bytes)))
+        return labels_in(tensors_of(first_samples(dataset, few).labels))
     rows = np.linspace(0, dataset.rows - 1, min(most, dataset.rows)).astype(np.int64)
     return labels_in(tensors_of(dataset.encoded().labels.take(rows)))
 

@@ -93,14 +93,20 @@ def _mixes_backward(
     except Exception as error:
         _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
         return True
-    for one, other in zip(*found, strict=True):
-        if one is None or other is None or len(one) != 2 * samples or one.shape != other.shape:
-            continue
-        here, there = one[:samples], other[:samples]
-        size = float(here.abs().max()) if here.numel() else 0.0
-        if not float((here - there).abs().max() if here.numel() else 0.0) <= _TOLERANCE * size:
-            return True
-    return False
+    if len(found[0]) != len(found[1]):
+        return True
+    pairs = zip(*found, strict=True)
+    return any(_felt_otherwise(one, other, samples) for one, other in pairs)
+
+
+def _felt_otherwise(one: Tensor | None, other: Tensor | None, samples: int) -> bool:
+    """Whether gradients of the first samples differ, of tensors that have rows of all samples."""
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    if not one.ndim or len(one) != 2 * samples or not one.numel():
+        return False
+    here, there = one[:samples], other[:samples]
+    return not float((here - there).abs().max()) <= _TOLERANCE * float(here.abs().max())
 
 
 def _changes_buffers(traced: TracedModel, batch: Mapping[str, Tensor]) -> bool:

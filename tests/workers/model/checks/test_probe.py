@@ -212,6 +212,41 @@ def test_buffers_that_stay_and_hooks_of_a_sample_leave_it_to_the_plan(job, layer
     assert micro_batches_of(job, TracedModel(Net(layer()))) == 0
 
 
+class Scaled(nn.Module):
+    """Gives a number beside rows, and several layers' gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.bottom, self.scale, self.top = nn.Linear(3, 4), Scale(), nn.Linear(4, 1)
+
+    def forward(self, dense):
+        x = self.bottom(dense)
+        return {"y": self.top(x * self.scale()).squeeze(1), "scale": self.scale()}
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self):
+        return self.weight.exp()
+
+
+class Sometimes(nn.Module):
+    """Gives another number of values for other samples."""
+
+    def forward(self, x):
+        return {"x": x} | {f"more {n}": x for n in range(int(x[2:3, 0].sum() > 0.4))}
+
+
+def test_numbers_without_rows_and_numbers_of_values_are_tried_too(job):
+    assert micro_batches_of(job, TracedModel(Scaled())) == 0
+    net = Net(Sometimes())
+    net.top = nn.Sequential(Layer(lambda self, x: x["x"]), nn.Linear(6, 1))
+    assert micro_batches_of(job, TracedModel(net)) in (0, 4)
+
+
 def test_values_that_cross_no_cut_are_found(job):
     net = Net(Layer(lambda self, x: (x @ torch.eye(6)).to_sparse()))
     net.top = nn.Sequential(Layer(lambda self, x: x.to_dense()), nn.Linear(6, 1))
