@@ -9,7 +9,16 @@ import numpy as np
 
 from bench.pages import ROOT
 from bench.scheduler.families import FAMILIES
-from bench.scheduler.runs import RULES, SEARCHES, Reference, gap, reference, run, run_ppo
+from bench.scheduler.runs import (
+    REFERENCE_SECONDS,
+    RULES,
+    SEARCHES,
+    Reference,
+    gap,
+    reference,
+    run,
+    run_ppo,
+)
 from bench.scheduler.statistics import against, gaps, grouped, quantiles, size_of
 from bench.scheduler.store import Store
 from bench.scheduler.workloads import Problem, load_derived, problems
@@ -21,6 +30,7 @@ PAPER: Final = ("ctrdnn", "matchnet", "two_embeddings", "nce")
 PAPER_FLOORS: Final = (0.0, 0.5, 0.9)  # shares of the highest throughput
 _UNREACHABLE: Final = 1e15  # samples/s
 MICRO_BATCHES: Final = 16  # of a step that is flushed
+FLUSHED_SECONDS: Final = 30.0  # of a processor, for the bound of such a problem
 TIMES: Final = 100  # a rival's time, in times of ppo's
 
 
@@ -47,15 +57,21 @@ class Options:
 
 def unseen(options: Options) -> None:
     """Gap, feasibility and time of `ppo` over the unseen problems."""
-    _gaps(options, "unseen", options.count, lambda given: given)
+    _gaps(options, "unseen", options.count, lambda given: given, REFERENCE_SECONDS)
 
 
 def flushed(options: Options) -> None:
     """As `unseen`, where each step is flushed: priced by the simulation of its micro-batches."""
-    _gaps(options, "flushed", options.flushed_problems, _flushed)
+    _gaps(options, "flushed", options.flushed_problems, _flushed, FLUSHED_SECONDS)
 
 
-def _gaps(options: Options, part: str, count: int, changed: Callable[[Problem], Problem]) -> None:
+def _gaps(
+    options: Options,
+    part: str,
+    count: int,
+    changed: Callable[[Problem], Problem],
+    seconds: float,
+) -> None:
     settings = {"count": count, "seed": options.seed}
     done = {row["name"] for row in options.store.begin(part, settings, options.resume)}
     _warm_up()
@@ -63,7 +79,7 @@ def _gaps(options: Options, part: str, count: int, changed: Callable[[Problem], 
         if drawn.name in done:
             continue
         given = changed(drawn)
-        solved = reference(given)
+        solved = reference(given, seconds)
         found = run_ppo(given)
         alone = run(given, "ppo")
         row = {**_about(given), **_solved(solved), **found.to_json()}

@@ -9,6 +9,7 @@
 
 #include "bindings/bindings.h"
 #include "exact/step_search.h"
+#include "problem/step_returns.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -102,11 +103,7 @@ void BindSteps(nb::module_& m) {
       "step_bound",
       [](const Stages& stages, int micro_batches, double way, const Delays& delays) {
         std::vector<StepStage> made = Made(stages, micro_batches, way, delays);
-        StepBound bound;
-        for (size_t s = made.size(); s-- > 0;) {
-          bound = bound.Before(made[s], Rounds(micro_batches, made[s].units));
-        }
-        return bound.step;
+        return LeastSeconds(made, micro_batches);
       },
       "stages"_a, "micro_batches"_a, "way"_a = 0.0, "delays"_a = Delays(),
       "Seconds that no flushed step takes less than.");

@@ -24,7 +24,7 @@
 // lies: to every plan there is a path through cells that is no dearer, with the plan's P between
 // theirs. Units that make a trip longer and ease nothing are left out: with fewer the plan keeps
 // the same T, as all that is on the left grows with each trip. The box of the least bound is split,
-// or gets more cells.
+// or, once it is small, looked at closer (`step_labels.h`).
 //
 // Limits that stages share are priced in: for any weights on the types' units a plan within the
 // limits costs at least what it does with each unit dearer by its weight, less what the limits
@@ -37,25 +37,17 @@
 #include <queue>
 #include <vector>
 
-#include "problem/steps.h"
+#include "exact/step_labels.h"
+#include "exact/step_spans.h"
 
 namespace heterps::scheduler {
 
-// A possible stage.
-struct Span {
-  int first, last, type;
-  Terms terms;
-};
-
-// A cheapest chain: its stages, by their spans, and their units.
-struct Chain {
-  std::vector<int32_t> spans, units;
-};
-
 class StepRelaxation {
  public:
-  // `slack` is the most seconds a sample.
-  StepRelaxation(const Problem& problem, const std::vector<Span>& spans, double slack);
+  // `slack` is the most seconds a sample; `labels` the most at a boundary and on a type of those
+  // that bound a small box.
+  StepRelaxation(const Problem& problem, const std::vector<Span>& spans, double slack,
+                 size_t labels);
 
   // No plan that costs less than `*incumbent` has a smaller value (seconds a sample * price an
   // hour) than what is returned, at most `*incumbent`. `offer` gets the chains on the way, and may
@@ -82,23 +74,13 @@ class StepRelaxation {
   double Bound(const Rest& rest, double enough) const;
 
  private:
-  // So many units of a span, and what they take: see `alone` and `again` in the formulas above.
-  struct Choice {
-    int units;
-    double price, trip, slowest, alone, again, sum;
-
-    // Whether it is less than another in something that a step waits for, but for the trip.
-    bool Eases(const Choice& other) const {
-      return slowest < other.slowest || alone < other.alone || again < other.again ||
-             sum < other.sum;
-    }
-  };
   // A number of plans: T and R from low to high, and dollars an hour that a unit of each type is
   // counted as besides its price, [types].
   struct Box {
     double value, step[2], trip[2];
     int cells;
     std::vector<double> weight;
+    bool labelled = false;
     bool operator<(const Box& other) const { return value > other.value; }
   };
   struct Cell;
@@ -122,7 +104,14 @@ class StepRelaxation {
 
   Choice ChoiceOf(const Span& span, int units) const;
   void Add(const Span& span);
-  double Price(const Box& box, double most, Chain* chain, Left* left = nullptr);
+  void AddEvery();
+  void Open(const Box& box, const std::vector<Choice>& choices, const std::vector<size_t>& begin);
+  double Price(const Box& box, double most, Chain* chain, Left* left = nullptr,
+               TripWays* ways = nullptr);
+  bool Look(Box box, const double* incumbent, const std::function<void(const Chain&)>& offer);
+  void LookCloser(Box box, const double* incumbent, const std::function<void(const Chain&)>& offer,
+                  const std::function<bool()>& done);
+  bool Reweigh(const Chain& chain, double price, double limit, Box* box) const;
   void KeepWays(const std::vector<Cell>& cells, int count, Left* left) const;
   double MostPrice(const Box& box, double incumbent) const;
   double Outside(const Box& box) const;
@@ -132,13 +121,15 @@ class StepRelaxation {
   double slack_;
   std::vector<std::vector<int32_t>> beginning_;  // spans by their first layer
   std::vector<Choice> choices_;
-  std::vector<size_t> begin_;          // of each span's choices, [spans + 1]
-  std::vector<Choice> open_;           // those that a box leaves
-  std::vector<size_t> opened_;         // of each span's, [spans + 1]
-  std::vector<double> rest_;           // what the layers from a boundary on cost at least in a box
-  std::vector<double> trips_, forth_;  // at least, through the layers from, and before, a boundary
-  double share_ = 0.5;                 // of a trip that is forward, at least
-  std::priority_queue<Box> boxes_;     // open
+  std::vector<size_t> begin_;        // of each span's choices, [spans + 1]
+  std::vector<Choice> every_;        // all units, also those that ease nothing
+  std::vector<size_t> every_begin_;  // of each span's, [spans + 1]
+  std::vector<Choice> open_;         // those that a box leaves
+  std::vector<size_t> opened_;       // of each span's, [spans + 1]
+  std::vector<double> rest_;         // what the layers from a boundary on cost at least in a box
+  Ahead ahead_;
+  StepLabels labels_;
+  std::priority_queue<Box> boxes_;  // open
   std::vector<Left> left_;
   bool bounded_ = false;  // what is not in `left_` has no plan below the incumbent
 };

@@ -8,6 +8,7 @@
 #include "exact/step_descent.h"
 #include "exact/step_relaxation.h"
 #include "problem/chain.h"
+#include "problem/step_returns.h"
 #include "problem/step_units.h"
 
 namespace heterps::scheduler {
@@ -19,7 +20,8 @@ constexpr int kFew = 100;
 constexpr double kRelaxing = 0.6, kKeeping = 0.3;  // shares of the time that is left
 constexpr double kDescending = 0.35, kWindowsASecond = 40'000, kWindowsAPair = 300;
 constexpr size_t kStarts = 4;
-constexpr double kUnreachable = 1e15;  // samples/s
+constexpr size_t kLabelsAGroup = 200, kMostAGroup = 1000;  // of the relaxation's
+constexpr double kUnreachable = 1e15;                      // samples/s
 constexpr int kMostPaces = 600;
 constexpr size_t kMostSpans = 1'000'000;  // priced at all of them
 constexpr size_t kCompared = 48;          // labels at a place that a new one is compared with
@@ -167,7 +169,9 @@ class StepSearch {
   void Relax() {
     auto started = Clock::now();
     auto end = started + (deadline_ - started) * kRelaxing;
-    relaxation_ = std::make_unique<StepRelaxation>(problem_, spans_, slack_);
+    relaxation_ = std::make_unique<StepRelaxation>(
+        problem_, spans_, slack_,
+        std::clamp<size_t>(effort_.labels / kLabelsAGroup, 1, kMostAGroup));
     StepUnits rounded(problem_, floor_);
     std::vector<Stage> stages;
     std::vector<int32_t> assignment(layers_);
@@ -473,11 +477,8 @@ class StepSearch {
     }
     double tau = slowest;
     if (problem_.staleness == 0) {
-      StepBound bound;
-      for (size_t n = made.size(); n-- > 0;) {
-        bound = bound.Before(made[n], Rounds(problem_.micro_batches, made[n].units));
-      }
-      double least = std::max(tau, bound.step / problem_.batch * (1 - kTolerance));
+      double seconds = LeastSeconds(made, problem_.micro_batches);
+      double least = std::max(tau, seconds / problem_.batch * (1 - kTolerance));
       if (Value(least, price) >= incumbent_ || least > slack_) return;
     } else if (Value(tau, price) >= incumbent_) {
       return;

@@ -86,6 +86,25 @@ def test_simulated_steps_are_solved_exactly(
         assert solution.plan.cost == pytest.approx(best, rel=1e-9)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    problems(layers=7, limit=6),
+    st.integers(1, 17),
+    st.sampled_from([1, 1000, 200_000]),
+    st.sampled_from([0.0, 0.04]),
+)
+def test_no_bound_of_flushed_plans_is_above_a_plan(
+    drawn: tuple[CostModel, float], micro_batches: int, labels: int, handling_s: float
+) -> None:
+    """However few labels stand for all others; plans are those of a search without boxes."""
+    model = _stepped(drawn[0], 0, micro_batches, handling_s)
+    floor = drawn[1] / 8
+    plain = _planner.solve_steps(model.native, floor, [], 30_000, True, 2.0)
+    found = _planner.solve_steps(model.native, floor, [], labels, False, 0.5)
+    assert found.bound <= plain.value * (1 + 1e-9)
+    assert plain.bound <= found.value * (1 + 1e-9)
+
+
 def test_units_that_only_make_a_trip_longer_may_be_the_cheapest() -> None:
     """A second core, which halves no layer, has a step of 2.00 s instead of 2.07 s: micro-batches
     then come back when the stage before has time for them."""

@@ -25,6 +25,17 @@ _stages = st.lists(
     min_size=1,
     max_size=4,
 )
+_many = st.lists(
+    st.tuples(
+        st.integers(1, 6),
+        st.integers(1, 9),
+        st.integers(1, 9),
+        st.sampled_from([0, 2, 8]),
+        st.sampled_from([0, 1, 40]),
+    ),
+    min_size=1,
+    max_size=8,
+)
 
 _ways = st.sampled_from([0, 2, 6])
 _delays = st.lists(st.sampled_from([0, 0, 3, 8]), min_size=4, max_size=4)
@@ -65,6 +76,27 @@ def test_no_step_is_faster_than_its_bound(
     bound = _planner.step_bound(given_, micro_batches, float(way), late)
     taken = _planner.simulate(given_, micro_batches, 0, 1, float(way), whole, late)[0]
     assert bound <= taken * (1 + 1e-12)
+
+
+@settings(max_examples=400, deadline=None)
+@given(_many, st.integers(1, 18), _ways, st.booleans())
+def test_no_step_of_many_stages_is_faster_than_its_bound(
+    stages: Stages, micro_batches: int, way: int, whole: bool
+) -> None:
+    """Where early stages compute what later ones let back round by round."""
+    given_ = [(u, float(f), float(b), float(x), float(s)) for u, f, b, x, s in stages]
+    given_[-1] = (*given_[-1][:3], 0.0, given_[-1][4])
+    bound = _planner.step_bound(given_, micro_batches, float(way))
+    taken = _planner.simulate(given_, micro_batches, 0, 1, float(way), whole)[0]
+    assert bound <= taken * (1 + 1e-9)
+
+
+def test_a_bound_knows_the_rounds_of_an_early_stage_behind_a_late_one() -> None:
+    """Two workers let two micro-batches back after 8, 16 and 24 s; of the last two the one before
+    them has both to compute, 3 s each."""
+    stages = [(1, 0.0, 3.0, 0.0, 0.0), (2, 4.0, 4.0, 0.0, 0.0)]
+    assert _planner.step_bound(stages, 6) == pytest.approx(30.0)
+    assert _planner.simulate(stages, 6, 0, 1) == pytest.approx([30.0])
 
 
 def _even(*units: int) -> list[tuple[int, float, float, float, float]]:
