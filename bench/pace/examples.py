@@ -167,11 +167,13 @@ class Cut:
         untimed = JobSpec()
         untimed.CopyFrom(job)
         no_time = dict.fromkeys(range(len(self.stage_of)), (0.0, 0.0))
-        _sleep(untimed, self.of, no_time, folder / "untimed")
+        _sleep(untimed, self.of, no_time, folder / "untimed", least=0)
         size = self.batch / micro_batches_of(self, planned)
         besides = time_besides(untimed, self.cuts, math.ceil(size))
-        pinned = {"core": core, "computing": self._computing()} if core is not None else {}
-        _sleep(job, self.of, self.sleeping(besides, size), folder / "trace", **pinned)
+        given: dict[str, object] = {"least": math.floor(size)}
+        if core is not None:
+            given |= {"core": core, "computing": self._computing(), "stage": self.computing}
+        _sleep(job, self.of, self.sleeping(besides, size), folder / "trace", **given)
         job.train.max_steps, job.train.epochs = steps, 1000
         job.train.staleness, job.train.drop_last = self.staleness, True
         job.train.micro_batches = self.micro_batches
@@ -227,7 +229,7 @@ def _sleep(
     of: Profiled,
     times: Mapping[int, tuple[float, float]],
     trace: Path,
-    **pinned: object,
+    **given: object,
 ) -> None:
     """Have layers of a job's model sleep: by number, forward and backward seconds a sample."""
     trace.mkdir()
@@ -247,7 +249,7 @@ def _sleep(
             "last": names[-1],
             "rows_of": of.forms[names[-1]].samples_of,
             "trace": str(trace),
-            **pinned,
+            **given,
         }
     )
 

@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -56,9 +57,9 @@ class Sleeping(nn.Module):
 class Traced(nn.Module):
     """The last layer, which writes down when each micro-batch that is learned from begins."""
 
-    def __init__(self, layer, rows_of, trace):
+    def __init__(self, layer, least, rows_of, trace):
         super().__init__()
-        self.layer, self.rows_of, self.trace = layer, rows_of, trace
+        self.layer, self.least, self.rows_of, self.trace = layer, least, rows_of, trace
         self.file = None  # opened where the model was copied to
 
     def forward(self, *inputs):
@@ -71,7 +72,7 @@ class Traced(nn.Module):
                 self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             os.write(self.file, f"{begun!r} {rows}\n".encode())
 
-        if self.training and output.requires_grad:  # a forward alone is a trial
+        if self.training and output.requires_grad and rows >= self.least:  # fewer are a trial
             output.register_hook(note)
         return output
 
@@ -79,12 +80,13 @@ class Traced(nn.Module):
 class Pin:
     """Puts the process whose layers compute onto a core, once it learns."""
 
-    def __init__(self, core):
-        self.core = core
+    def __init__(self, stage, core):
+        self.stage, self.core = stage, core
 
     def __call__(self, module, inputs, output):
-        if module.training and isinstance(output, torch.Tensor) and output.requires_grad:
-            output.register_hook(self._pin)  # a forward alone is a trial
+        learns = module.training and isinstance(output, torch.Tensor) and output.requires_grad
+        if learns and _trains(self.stage):
+            output.register_hook(self._pin)
 
     def _pin(self, _):
         if os.sched_getaffinity(0) != {self.core}:
@@ -92,10 +94,13 @@ class Pin:
                 os.sched_setaffinity(int(thread), {self.core})
 
 
-def build(entry, arguments, sleeping, last, rows_of, trace, computing=(), core=None):
+def build(
+    entry, arguments, sleeping, last, rows_of, trace, least, computing=(), stage=0, core=None
+):
     """Build the model of `entry` and put layers that sleep into the place of some.
 
-    Who computes `computing` goes to `core` by itself, where one is given.
+    Who computes `computing`, of `stage`, goes to `core` by itself, where one is given. A
+    micro-batch has at least `least` samples.
     """
     file, _, name = entry.rpartition(":")
     path = Path(__file__).with_name(file)
@@ -109,9 +114,15 @@ def build(entry, arguments, sleeping, last, rows_of, trace, computing=(), core=N
         _replace(model, layer, Sleeping(**own))
     if core is not None:
         for layer in computing:
-            model.get_submodule(layer).register_forward_hook(Pin(int(core)))
-    _replace(model, last, Traced(model.get_submodule(last), rows_of, trace))
+            model.get_submodule(layer).register_forward_hook(Pin(int(stage), int(core)))
+    _replace(model, last, Traced(model.get_submodule(last), least, rows_of, trace))
     return model
+
+
+def _trains(stage):
+    """Whether this is a worker of a stage: others try all layers before there is training."""
+    found = re.search(r"/stage-(\d+)-worker-", Path("/proc/self/cmdline").read_text())
+    return found is not None and int(found[1]) == stage
 
 
 def _zeros(shape, dtype):
