@@ -23,9 +23,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.answering import PeerError
 from bench.ctr.check import LOSS_TOLERANCE, ROWS_TOLERANCE, SLOT_TOLERANCE, Expected, expected
 from bench.ctr.ours import train, write_job
-from bench.ctr.processes import Peer, PeerError
+from bench.ctr.processes import Peer
 from bench.ctr.report import page
 from bench.ctr.roster import ENTRIES, OURS
 from bench.ctr.shape import BATCH, CHECKED, CHECKED_SAMPLES, Data

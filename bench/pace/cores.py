@@ -8,15 +8,15 @@ stages waited for one (`Waits`). Where that is what a plan lost, this machine ca
 
 import os
 import re
-import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+
+from bench.watch import Watch
 
 # Of a micro-batch's time: real jobs keep their promise to within as much.
 MUCH = 0.15
@@ -40,27 +40,7 @@ class Cores:
         return cls(first, tuple(others)) if others else None
 
 
-class _Watch(ABC):
-    """What is looked at by a thread of its own, while it is entered."""
-
-    def __init__(self) -> None:
-        self._over = threading.Event()
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    @abstractmethod
-    def _watch(self) -> None:
-        """Look until it is over."""
-
-
-class Busy(_Watch):
+class Busy(Watch):
     """How busy some cores are, while it is entered.
 
     Args:
@@ -85,7 +65,7 @@ class Busy(_Watch):
                 return
 
 
-class Foreign(_Watch):
+class Foreign(Watch):
     """How busy the machine's cores are with what is not of this program, while it is entered.
 
     That is what none of its descendants do: where it is much the machine was not ours alone.
@@ -109,7 +89,7 @@ class Foreign(_Watch):
                 return
 
 
-class Waits(_Watch):
+class Waits(Watch):
     """How long the workers of a job's stages that could run waited for a core, while it is entered.
 
     Their threads that train are asked, as it is for them that others wait.

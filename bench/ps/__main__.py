@@ -16,9 +16,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from bench.answering import PeerError
 from bench.pages import DOCS, QUICK, RESULTS
 from bench.ps.batches import Shape
-from bench.ps.clients import PeerError
 from bench.ps.report import tables, write_page
 from bench.ps.roster import DEFAULT_DIR, chosen, install
 from bench.ps.runs import Options, Results, run

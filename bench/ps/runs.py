@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.answering import Answer, PeerError
 from bench.ps.batches import Shape, write
-from bench.ps.clients import Answer, ClientProcess, PeerError, close_all
+from bench.ps.clients import ClientProcess, close_all
 from bench.ps.peers.check import TOLERANCE
 from bench.ps.peers.peer import Setting
 from bench.ps.roster import OURS, Entry

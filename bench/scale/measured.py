@@ -1,16 +1,16 @@
 """A job of sleeping layers on a cluster here: its steps, and whose processor they took."""
 
 import os
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from bench.scale.job import BACK, FRONT, SERVER, Case, begun, worker_pids, write_job
+from bench.watch import Watch
 from heterps import Client, Cluster
 
 _WARM = 8  # steps until caches are warm and the pipeline is steady
@@ -92,23 +92,14 @@ def measure(client: Client, folder: Path, case: Case, seconds: float) -> Measure
     )
 
 
-@dataclass
-class _Processors:
+class _Processors(Watch):
     """What processes have used of the cores, while it is entered."""
 
-    shards: set[int] = field(default_factory=set)
-    _of: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
-    _all: list[tuple[float, float]] = field(default_factory=list)
-    _over: threading.Event = field(default_factory=threading.Event)
-
-    def __enter__(self) -> "_Processors":
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._over.set()
-        self._thread.join()
+    def __init__(self) -> None:
+        super().__init__()
+        self.shards: set[int] = set()
+        self._of: dict[int, list[tuple[float, float]]] = {}
+        self._all: list[tuple[float, float]] = []
 
     def seconds(self, pid: int, span: tuple[float, float]) -> float:
         """Core seconds of a process between two instants of the monotonic clock."""

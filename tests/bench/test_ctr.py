@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from bench.answering import PeerError
 from bench.ctr.check import Expected, Verdict, trained
 from bench.ctr.ours import write_job
-from bench.ctr.processes import Peer, PeerError
+from bench.ctr.processes import Peer
 from bench.ctr.processors import SHARD, WORKER, Processors
 from bench.ctr.report import page
 from bench.ctr.roster import DENSE, ENTRIES, MAIN, OURS, TBE, TBE_ONE

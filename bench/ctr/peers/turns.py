@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.ctr.shape import BATCH, CHECKED, Data
+from bench.watch import used_s
 
 # Rows [B, slots], numbers [B, dense], labels [B].
 Arrays = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
@@ -84,7 +85,7 @@ def serve(make: Callable[[], Trainer]) -> None:
         command = json.loads(line)
         if trainer.threads is not None:
             trainer.threads(command.get("threads") or given_threads())
-        own, others = _own() + _of(trainer.workers), _of(trainer.servers)
+        own, others = _own() + sum(map(used_s, trainer.workers)), sum(map(used_s, trainer.servers))
         began, first = time.perf_counter(), number
         while time.perf_counter() - began < command["seconds"]:
             trainer.step(number)
@@ -92,9 +93,9 @@ def serve(make: Callable[[], Trainer]) -> None:
         trainer.settle()
         taken, steps = time.perf_counter() - began, number - first
         turn = {"samples_per_s": steps * BATCH / taken}
-        turn["cpu_s"] = (_own() + _of(trainer.workers) - own) / steps
+        turn["cpu_s"] = (_own() + sum(map(used_s, trainer.workers)) - own) / steps
         if trainer.servers:
-            turn["server_cpu_s"] = (_of(trainer.servers) - others) / steps
+            turn["server_cpu_s"] = (sum(map(used_s, trainer.servers)) - others) / steps
         answer(turn)
     os._exit(0)  # some libraries do not end their threads
 
@@ -102,11 +103,3 @@ def serve(make: Callable[[], Trainer]) -> None:
 def _own() -> float:
     own = resource.getrusage(resource.RUSAGE_SELF)
     return own.ru_utime + own.ru_stime
-
-
-def _of(pids: Sequence[int]) -> float:
-    total = 0.0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
