@@ -259,9 +259,9 @@ def test_all_leave_after_a_last_meeting(make):
 
 
 def test_a_worker_that_says_nothing_is_missed(make):
-    (first, second) = make(2, silence_s=1)
+    (first, second) = make(2, silence_s=3)  # signs of life come each second
     second._ring._writer.close()  # it sends no sign of life any more
-    with pytest.raises(PeerLostError, match="worker 1 of the stage: no sign of life for 1 s"):
+    with pytest.raises(PeerLostError, match="worker 1 of the stage: no sign of life for 3 s"):
         first.barrier()
     with pytest.raises(PeerLostError):
         second.barrier()
