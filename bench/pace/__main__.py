@@ -326,10 +326,11 @@ def _run(
     found = client.decision(job_id)
     if found.assignment != planned.assignment:
         raise ValueError(f"{job_id} was planned anew, on other types")
-    pace = pace_of(folder / "trace", question.batch, steps, warm)
+    micro_batches = micro_batches_of(question, found)
+    least = question.batch // micro_batches
+    pace = pace_of(folder / "trace", question.batch, steps, warm, least)
     overhead = found.workload.overhead if found.workload is not None else 0.0
     promised = found.throughput * (1 - overhead)
-    micro_batches = micro_batches_of(question, found)
     size = question.batch / micro_batches
     units = [stage.units for stage in found.stages]
     ran = found.measured.stage_s if found.measured is not None else ()

@@ -35,7 +35,7 @@ class Sleep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        if ctx.trace is not None:  # a forward alone is a trial
+        if ctx.trace is not None:
             ctx.trace.write(f"{ctx.begun!r} {len(gradient)}\\n")
         time.sleep(ctx.seconds * (1 - FORWARD))
         return gradient, gradient.sum().reshape(1), None, None
@@ -127,18 +127,19 @@ def write_job(folder: Path, question: Question, found: Decision, steps: int) -> 
     return load_job(folder / "job.yaml", overrides)
 
 
-def pace_of(trace: Path, batch: int, steps: int, warm: int) -> Pace:
+def pace_of(trace: Path, batch: int, steps: int, warm: int, least: int = 1) -> Pace:
     """What a run came to from step `warm` to its last.
 
     Args:
         trace: the folder with the last layer's times.
         batch: samples a step.
+        least: samples of a micro-batch; what is smaller was a trial of the model.
 
     Raises:
         ValueError: the last layer did not see every sample of every step once.
     """
     lines = [line.split() for file in trace.iterdir() for line in file.read_text().splitlines()]
-    begun = sorted((float(time), int(rows)) for time, rows in lines)
+    begun = sorted((float(time), int(rows)) for time, rows in lines if int(rows) >= least)
     seen = np.cumsum([0, *(rows for _, rows in begun)])
     if seen[-1] != batch * steps:
         raise ValueError(f"{trace}: {seen[-1]} samples, expected {steps} steps of {batch}")

@@ -60,6 +60,13 @@ def test_the_pace_is_that_of_whole_steps_over_all_workers(tmp_path):
     assert (pace.throughput, pace.steps, pace.seconds) == (7.0, 2, 2.0)
 
 
+def test_trials_of_the_model_are_no_steps(tmp_path):
+    lines = [(-3.0, 2), (-2.0, 2), (0.0, 4), (1.0, 3), (2.0, 4), (3.0, 3)]
+    assert pace_of(trace(tmp_path, lines), 7, 2, 0, least=3).throughput == 3.5
+    with pytest.raises(ValueError, match="18 samples, expected 2 steps of 7"):
+        pace_of(tmp_path, 7, 2, 0)
+
+
 def test_samples_that_are_left_out_are_no_pace(tmp_path):
     with pytest.raises(ValueError, match="6 samples, expected 1 steps of 7"):
         pace_of(trace(tmp_path, [(0.0, 4)], [(0.1, 2)]), 7, 1, 0)
