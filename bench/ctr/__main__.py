@@ -35,7 +35,7 @@ from bench.ps.roster import DEFAULT_DIR, installed
 from heterps import Client, Cluster
 
 Found = dict[str, Any]
-_LIMIT = 4  # workers that the embedded cluster offers
+_LIMIT = 4  # units of each type that the embedded cluster offers
 
 
 def main() -> int:
@@ -54,10 +54,11 @@ def main() -> int:
         data = Data.drawn(options.batches)
         data.save(folder / "data.npz")
         ours = [name for name in options.ours.split(",") if name]
+        kinds = {OURS[name].unit for name in ours}
         jobs = {name: write_job(folder / "job", data, OURS[name]) for name in ours}
         with (
             _peers(options, folder, expected(data), found) as peers,
-            Cluster(folder / "cluster", {"cpu": _LIMIT}) as cluster,
+            Cluster(folder / "cluster", {kind: _LIMIT for kind in kinds}) as cluster,
         ):
             client = Client(cluster.address)
             while len(found["rounds"]) < options.rounds:

@@ -45,7 +45,7 @@ def write_job(folder: Path, data: Data, ours: Ours) -> JobSpec:
         (folder / ".heterpsignore").write_text("*\n!model.py\n!marks.py\n")
     rows = {"learning_rate": LEARNING_RATE, "initial_accumulator": ACCUMULATOR, "eps": EPSILON}
     job = {
-        "name": f"ctr {workers}+{shards}",
+        "name": f"ctr {workers}+{shards} on {ours.unit}",
         "model": {
             "entry": "model.py:Ctr",
             "args": {
@@ -69,15 +69,17 @@ def write_job(folder: Path, data: Data, ours: Ours) -> JobSpec:
         "servers": {"shards": shards},
         "schedule": {
             "method": "exact",
-            "resources": "resources.json",
+            "resources": f"resources_{ours.unit}.json",
             "elastic": {"min": workers, "max": workers},
             "replan": "off",
         },
         "output": "out",
     }
-    kind = {"name": "cpu", "price_per_hour": 0.04, "limit": 8, "memory_bytes": 8e9, "device": "cpu"}
-    (folder / "resources.json").write_text(json.dumps({"types": [kind]}))
-    name = f"{workers}_{shards}_{staleness}.json"
+    kind = {"name": ours.unit, "price_per_hour": 0.04 * ours.threads, "limit": 8}
+    kind |= {"memory_bytes": 8e9, "device": "cpu", "threads": ours.threads}
+    resources = f"resources_{ours.unit}.json"
+    (folder / resources).write_text(json.dumps({"types": [kind]}))
+    name = f"{workers}_{shards}_{staleness}_{ours.unit}.json"
     (folder / name).write_text(json.dumps(job))
     return load_job(folder / name)
 

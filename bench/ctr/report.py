@@ -5,11 +5,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from bench.ctr.roster import ENTRIES, OURS, title
+from bench.ctr.roster import ENTRIES, MAIN, OURS, title
 from bench.ctr.targets import of_rates, targets
 from bench.pages import RESULTS, measured_on, table, write
 
-_SHOWN = ("1+1", "2+2")  # whose ratios stand beside each contestant
+_SHOWN = (MAIN, "2+2")  # whose ratios stand beside each contestant
 _FLIGHTS, _FLIGHTS_AT_ONCE = 1.2, 0.9
 _HEAD = """# How fast a CTR network trains
 
@@ -19,7 +19,8 @@ Made by `python -m bench.ctr` from `bench/results/ctr.json`; do not edit. {date}
 429-400-400-1 with Adam, batches of {batch:,}. All processes of a contestant share this machine's
 cores; two that train have half of each batch. {rounds} rounds, in which all take turns; rates are
 medians of them, ratios the medians of the rounds' ratios. HeterPS reads its batches from a file,
-the others have them in memory. CPU is that of workers + servers, where there are servers.
+the others have them in memory. CPU is that of workers + servers, where
+there are servers; 1x2+1 is one worker of two threads and a shard, at staleness 1.
 
 """
 _CHECKS = """## Whether they train the same
@@ -32,7 +33,7 @@ peer that is further off than {loss:g}, {rows:g} and {slot:g} is not measured.
 """
 _TARGETS = """## Targets
 
-Rates are those of 2 workers + 2 shards at staleness 1 unless it says otherwise.
+Rates are those of {title} unless it says otherwise.
 
 """
 
@@ -46,7 +47,7 @@ def page(found: dict[str, Any], docs: Path, flights: Path = RESULTS / "train.jso
         _HEAD.format(date=found["date"], machine=machine, batch=settings["batch"], rounds=rounds),
         _rates(found),
         _failed(found),
-        _TARGETS,
+        _TARGETS.format(title=title(MAIN)),
         _targets(found),
         _flights(flights),
         _CHECKS.format(**settings["checked"]),
@@ -65,7 +66,7 @@ def _rates(found: dict[str, Any]) -> str:
         ratios = [of_rates(rounds, ours, name) for ours in _SHOWN]
         cells = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
         lines.append((title(name), f"{rate / 1e3:.1f}", *cells, _cpu(rounds, name)))
-    over = [f"HeterPS {ours.replace('+', ' + ')} over it" for ours in _SHOWN]
+    over = [f"HeterPS {ours} over it" for ours in _SHOWN]
     head = ("", "1,000 samples/s", *over, "CPU ms a step")
     return table(head, lines) + "\n"
 

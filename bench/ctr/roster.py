@@ -9,17 +9,28 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """HeterPS with so many workers, shards, and updates that a step may lack."""
+    """HeterPS with so many workers, shards, and updates that a step may lack.
+
+    Attributes:
+        threads: on which a worker computes.
+    """
 
     workers: int
     shards: int
     staleness: int
+    threads: int = 1
 
     @property
     def title(self) -> str:
         counts = ((self.workers, "worker"), (self.shards, "shard"))
-        parts = (f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts)
-        return f"HeterPS, {' + '.join(parts)}, staleness {self.staleness}"
+        workers, shards = (f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts)
+        threads = f" of {self.threads} threads" if self.threads > 1 else ""
+        return f"HeterPS, {workers}{threads} + {shards}, staleness {self.staleness}"
+
+    @property
+    def unit(self) -> str:
+        """The type of resource that its workers run on."""
+        return f"cpu{self.threads}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +56,13 @@ class Entry:
     checked: bool = True
 
 
-MAIN, AT_ONCE = "2+2", "2+2 S0"
+MAIN, AT_ONCE = "1x2+1", "1x2+1 S0"
 OURS: Mapping[str, Ours] = {
     "1+1": Ours(1, 1, 1),
-    MAIN: Ours(2, 2, 1),
-    AT_ONCE: Ours(2, 2, 0),
+    MAIN: Ours(1, 1, 1, threads=2),
+    AT_ONCE: Ours(1, 1, 0, threads=2),
+    "2+2": Ours(2, 2, 1),
+    "2+2 S0": Ours(2, 2, 0),
 }
 TBE, TBE_ONE, DENSE = "fbgemm", "fbgemm_one", "dense"
 ENTRIES: Mapping[str, Entry] = {

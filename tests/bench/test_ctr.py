@@ -22,7 +22,7 @@ from bench.ctr.ours import write_job
 from bench.ctr.processes import Peer
 from bench.ctr.processors import SHARD, WORKER, Processors
 from bench.ctr.report import page
-from bench.ctr.roster import DENSE, ENTRIES, MAIN, OURS, TBE, TBE_ONE
+from bench.ctr.roster import AT_ONCE, DENSE, ENTRIES, MAIN, OURS, TBE, TBE_ONE, title
 from bench.ctr.shape import (
     ACCUMULATOR,
     BATCH,
@@ -69,6 +69,8 @@ def test_a_job_reads_what_the_others_have(tmp_path: Path) -> None:
     assert (job.schedule.elastic.min, job.schedule.elastic.max, job.servers.shards) == (2, 2, 2)
     assert job.train.staleness == 1
     assert write_job(tmp_path / "job", data, OURS["2+2 S0"]).train.staleness == 0
+    (unit,) = write_job(tmp_path / "job", data, OURS[MAIN]).schedule.offered.types
+    assert (unit.name, unit.threads, unit.price_per_hour) == ("cpu2", 2, 0.08)
     read = Dataset.of(job, "train")
     assert read.rows == BATCH
 
@@ -200,9 +202,9 @@ def _rounds() -> list[dict[str, dict[str, float]]]:
     rates = [(20.0, 10.0), (40.0, 10.0), (30.0, 30.0)]
     return [
         {
-            "1+1": {"samples_per_s": 1e3 * ours},
-            "2+2": {"samples_per_s": 3e3 * ours, "cpu_s": 0.1, "server_cpu_s": 0.03},
-            "2+2 S0": {"samples_per_s": 2.6e3 * ours},
+            "2+2": {"samples_per_s": 1e3 * ours},
+            MAIN: {"samples_per_s": 3e3 * ours, "cpu_s": 0.1, "server_cpu_s": 0.03},
+            AT_ONCE: {"samples_per_s": 2.6e3 * ours},
             "plain": {"samples_per_s": 1e3 * plain, "cpu_s": 0.25},
             TBE: {"samples_per_s": 50e3},
             DENSE: {"samples_per_s": 1.0, "cpu_s": 0.08}
@@ -228,9 +230,9 @@ def test_the_page_has_medians_of_ratios_and_who_did_not_run(tmp_path: Path) -> N
     rounds = [{"heterps": 3.0, "plain": 2.0}]
     flights.write_text(json.dumps({**of_flights, "ratio": 1.5, "at_once": 0.85, "rounds": rounds}))
     text = page(found, tmp_path, flights).read_text()
-    assert "| PyTorch, one process, two threads | 10.0 | 2.00 | 6.00 | 250 |" in text
-    assert "| HeterPS, 1 worker + 1 shard, staleness 1 | 30.0 | 1.00 | 3.00 |  |" in text
-    assert "| HeterPS, 2 workers + 2 shards, staleness 1 | 90.0 | 0.33 | 1.00 | 100 + 30 |" in text
+    assert "| PyTorch, one process, two threads | 10.0 | 6.00 | 2.00 | 250 |" in text
+    assert "| HeterPS, 2 workers + 2 shards, staleness 1 | 30.0 | 3.00 | 1.00 |  |" in text
+    assert f"| {title(MAIN)} | 90.0 | 1.00 | 0.33 | 100 + 30 |" in text
     assert "- TFRA, worker + server: not run: not installed" in text
     assert "| PyTorch, one process, two threads | 1e-07 | 2e-05 | 4e-02 |" in text
     assert "| rate over TFRA, worker + server | >= 1.3 | not run |  |" in text
