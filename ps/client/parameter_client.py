@@ -1,28 +1,25 @@
 """The client: tables that lie on several shards, used as one."""
 
-import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chassis.closing import Closing
 from chassis.near import did_you_mean
 from protos import parameter_server_pb2 as pb
 from protos.codec import unpack
 from ps.client.commit import StepClient
+from ps.client.connected import Connected
 from ps.client.load import load
 from ps.client.pull import Pull
 from ps.client.pull_many import PullMany
 from ps.client.push import Push
 from ps.client.save import save
-from ps.client.session import Session, Shard
+from ps.client.session import Shard
 from ps.client.shares import check_shares
 from ps.engine import _native
 from ps.errors import TableError
@@ -37,7 +34,7 @@ FILES_TIMEOUT_S = 600.0
 _ADVANCE_PAUSE_S = 0.02
 
 
-class ParameterClient(StepClient, Closing):
+class ParameterClient(Connected, StepClient):
     """Rows of embedding tables on parameter-server shards.
 
     Thread-safe. A forked child connects anew on its first call, under a name of its own.
@@ -65,42 +62,22 @@ class ParameterClient(StepClient, Closing):
         shared_memory: bool = True,
         streams: bool = True,
     ) -> None:
-        if isinstance(addresses, str) or not 1 <= len(addresses) <= _native.BUCKETS:
-            raise ValueError(
-                f"addresses={addresses!r}; expected a list of 1 to {_native.BUCKETS} host:port"
-            )
-        for address in addresses:
-            if not address.rpartition(":")[0] or not address.rpartition(":")[2].isdigit():
-                raise ValueError(f"addresses: {address!r}; expected host:port")
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s={timeout_s}; expected a positive number of seconds")
-        if client_id is not None and not 1 <= len(client_id) <= 200:
-            raise ValueError(f"client_id: {len(client_id)} characters; expected 1 to 200")
         if wire not in WIRE_BYTES:
             raise ValueError(f"wire={wire!r}; expected {', '.join(WIRE_BYTES)}")
-        if not 1 <= channels <= 64:
-            raise ValueError(f"channels={channels}; expected 1 to 64")
-        super().__init__()
-        self._addresses = list(addresses)
-        self._timeout_s = float(timeout_s)
-        self._client_id = client_id
+        StepClient.__init__(self)
+        Connected.__init__(
+            self,
+            addresses,
+            timeout_s,
+            client_id,
+            channels=channels,
+            shared_memory=shared_memory,
+            streams=streams,
+        )
         self._wire = wire
         self._wires: dict[str, str] = {}  # of tables that have their own
-        self._connect = partial(
-            Session, channels=channels, shared_memory=shared_memory, streams=streams
-        )
-        self._lock = threading.Lock()
-        self._current: Session | None = None
-        self._closed = False
-        self._closing: Session | None = None  # calls under way are waited for
         self._specs: dict[str, pb.TableSpec] = {}
         self._pending: set[Future[None]] = set()
-
-    @property
-    def addresses(self) -> list[str]:
-        """host:port of every shard."""
-        session = self._current
-        return list(session.routes.addresses if session else self._addresses)
 
     # Tables.
 
@@ -136,14 +113,14 @@ class ParameterClient(StepClient, Closing):
             what = f"CreateTable of {name!r}"
             return bool(shard.call(shard.stub.CreateTable, request, what).created)
 
-        replies = self._on_all_of_one_routing(one)
+        replies = self.on_all_of_one_routing(one)
         self._specs[name] = spec
         return any(replies)
 
     def drop_tables(self, prefix: str) -> list[str]:
         """Forget the tables whose names begin with `prefix`; their names."""
         request = pb.DropTablesRequest(prefix=prefix)
-        replies = self._on_all_of_one_routing(
+        replies = self.on_all_of_one_routing(
             lambda shard: list(shard.call(shard.stub.DropTables, request, "DropTables").tables)
         )
         self._specs.clear()
@@ -450,46 +427,6 @@ class ParameterClient(StepClient, Closing):
         """What every shard holds and uses, in shard order."""
         return self.on_all(lambda shard: shard.call(shard.stub.Stats, pb.StatsRequest(), "Stats"))
 
-    def abort(self) -> None:
-        """Have every call fail, those under way at once, with a ShardError; to be closed still.
-
-        Whether shards have done, or will do, what was under way is not known.
-        """
-        with self._lock:
-            sessions, self._closed = {self._current, self._closing}, True
-        for session in sessions:
-            if session is not None and session.pid == os.getpid():
-                session.abort()
-
-    def close(self) -> None:
-        """Wait for calls under way and disconnect; safe to repeat."""
-        with self._lock:
-            session, self._current, self._closed = self._current, None, True
-            self._closing = session or self._closing
-        if session is not None and session.pid == os.getpid():
-            session.close()
-            self._closing = None
-
-    def session(self) -> Session:
-        """The connections of this process."""
-        session = self._current
-        if session is not None and session.pid == os.getpid():
-            return session
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("this ParameterClient is closed")
-            session = self._current
-            if session is None or session.pid != os.getpid():
-                session = self._connect(self._addresses, self._timeout_s, self._client_id)
-                self._current = session
-            return session
-
-    def on_all(self, one: Callable[[Shard], Any]) -> list[Any]:
-        """Call every shard side by side; the replies in shard order."""
-        session = self.session()
-        session.update_routes()
-        return session.run([partial(one, shard) for shard in session.shards])
-
     def _look_up(self, table: str) -> dict[str, pb.TableSpec]:
         """The tables that the first shard has.
 
@@ -501,17 +438,6 @@ class ParameterClient(StepClient, Closing):
         if not routes.version:
             check_shares(routes.addresses, replies, table)
         return {found.name: found.spec for found in replies[0].tables}
-
-    def _on_all_of_one_routing(self, one: Callable[[Shard], Any]) -> list[Any]:
-        """Call every shard, those too that buckets have moved to meanwhile."""
-        session = self.session()
-        replies: list[Any] = []
-        while True:
-            version = session.routes.version
-            replies += self.on_all(one)
-            session.update_routes()
-            if session.routes.version == version:
-                return replies
 
     def _pull(self, table: str, keys: Any, read_only: bool, distinct: bool) -> Pull:
         dim = self.spec(table).dim

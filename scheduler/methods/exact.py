@@ -48,7 +48,7 @@ def solve(
 
     Args:
         floor: samples/s that a plan must reach.
-        start: a plan already known, which saves searching for worse ones.
+        start: a plan already known, which saves searching for worse ones; none worse is returned.
         seconds: processor time after which the search stops with the best plan and bound so far; a
             few hundredths are enough for a bound to compare other methods with.
     """
@@ -58,7 +58,7 @@ def solve(
     if start is not None and start.assignment:
         starts.append(model.codes(start))
     if model.steps.simulated:
-        return _by_steps(model, floor, starts, seconds)
+        return _with(start, _by_steps(model, floor, starts, seconds))
     found = _search(model, floor, starts, seconds)
     bound = found.bound * model.samples / 3600
     top = 1 / found.fastest_tau if found.fastest else 0.0
@@ -77,6 +77,16 @@ def solve(
     if plan.cost <= bound * (1 + TOLERANCE):
         return Solution(plan, plan.cost, True, top, fastest)
     return Solution(plan, min(bound, plan.cost), False, top, fastest)
+
+
+def _with(start: Plan | None, found: Solution) -> Solution:
+    """The solution with the plan to start with, where that one is better."""
+    if start is None or not start.feasible or (found.plan and found.plan.rank <= start.rank):
+        return found
+    top = max(found.max_throughput, start.throughput)
+    # Where no plan was said to exist nothing is proven.
+    proven = start.cost <= found.lower_bound * (1 + TOLERANCE) < math.inf
+    return Solution(start, min(found.lower_bound, start.cost), proven, top, found.fastest)
 
 
 def _by_steps(

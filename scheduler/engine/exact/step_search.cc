@@ -5,6 +5,7 @@
 #include <queue>
 
 #include "exact/clock.h"
+#include "exact/step_before.h"
 #include "exact/step_descent.h"
 #include "exact/step_relaxation.h"
 #include "problem/chain.h"
@@ -14,18 +15,14 @@
 namespace heterps::scheduler {
 namespace {
 
-constexpr double kGrid = 1.01;    // between the paces at which earlier layers are priced
-constexpr double kCoarse = 1.04;  // where only a few plans are simulated
 constexpr int kFew = 100;
 constexpr double kRelaxing = 0.6, kKeeping = 0.3;  // shares of the time that is left
 constexpr double kDescending = 0.35, kWindowsASecond = 40'000, kWindowsAPair = 300;
 constexpr size_t kStarts = 4;
 constexpr size_t kLabelsAGroup = 200, kMostAGroup = 1000;  // of the relaxation's
 constexpr double kUnreachable = 1e15;                      // samples/s
-constexpr int kMostPaces = 600;
-constexpr size_t kMostSpans = 1'000'000;  // priced at all of them
-constexpr size_t kCompared = 48;          // labels at a place that a new one is compared with
-constexpr double kSame = 1 - 1e-10;       // values closer than this are one
+constexpr size_t kCompared = 48;     // labels at a place that a new one is compared with
+constexpr double kSame = 1 - 1e-10;  // values closer than this are one
 
 struct Label {
   StepBound time;
@@ -56,7 +53,6 @@ class StepSearch {
         layers_(problem.layers),
         ending_(problem.layers + 1),
         incumbent_(incumbent) {
-    cheapest_ = *std::min_element(problem.price.begin(), problem.price.end());
     slack_ = floor > 0 ? 1 / (floor * (1 - kTolerance)) : kInf;
     deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                    std::chrono::duration<double>(std::min(effort.seconds, 1e6)));
@@ -203,7 +199,8 @@ class StepSearch {
       found_.bound = kInf;
       return found_;
     }
-    Price();
+    before_ = std::make_unique<StepBefore>(problem_, spans_, ending_, slack_, fastest_,
+                                           effort_.plans < kFew);
     double bound = relaxed_;
     if (thorough && bound < incumbent_ * kSame) {
       // First without the ways that look worse in everything: none of them has a smaller bound, but
@@ -252,118 +249,16 @@ class StepSearch {
     return std::min(rest, incumbent_);
   }
 
-  // What the layers before each boundary cost at least, at paces from fast to slow.
-  void Price() {
-    double low = kInf, high = 0;
-    for (const Span& span : spans_) {
-      double most = std::min(problem_.limit[span.type], span.terms.most);
-      low = std::min(low, Floor(span, most));
-      if (span.terms.near < most) low = std::min(low, Floor(span, span.terms.near));
-      high = std::max(high, span.terms.Busy(1));
-    }
-    if (!(low > 0)) low = high * 1e-6;
-    high = std::min(high, slack_);
-    low = std::min(low, high);
-    double most = std::clamp<double>(kMostSpans / spans_.size(), 40, kMostPaces);
-    bool quick = problem_.staleness == 0 && effort_.plans < kFew;
-    double count = std::ceil(std::log(high / low) / std::log(quick ? kCoarse : kGrid));
-    count = std::min(most, count);
-    ratio_ = count > 0 ? std::pow(high / low, 1 / count) : 1;
-    low_ = low;
-    paces_ = static_cast<int>(count) + 1;
-    size_t row = static_cast<size_t>(layers_ + 1) * types_;
-    before_.assign(row * (paces_ + 1), 0);
-    for (int n = 0; n < paces_ && !fastest_; ++n) {
-      // Plans from pace n - 1 to n.
-      double tau = low * std::pow(ratio_, n) * (1 + 1e-12);
-      double least = low * std::pow(ratio_, std::max(n - 1, 0)) * (1 - 1e-12);
-      std::vector<Ways> ways(layers_ + 1);
-      ways[0].cost[0] = 0;
-      for (int end = 1; end <= layers_; ++end) {
-        for (int32_t at : ending_[end]) {
-          const Span& span = spans_[at];
-          const Ways& from = ways[span.first];
-          double cost = from.cost[from.After(span.type, problem_.cuts)];
-          if (cost == kInf) continue;
-          double units = Fewest(span, tau);
-          if (units > problem_.limit[span.type]) continue;
-          ways[end].Offer(cost + units * problem_.price[span.type], span.type, at);
-        }
-      }
-      for (int end = 0; end <= layers_; ++end) {
-        for (int type = 0; type < types_; ++type) {
-          double cost = ways[end].cost[ways[end].After(type, problem_.cuts)];
-          before_[n * row + static_cast<size_t>(end) * types_ + type] = end == 0 ? 0
-                                                                        : cost == kInf
-                                                                            ? kInf
-                                                                            : least * cost;
-        }
-      }
-    }
-    for (size_t at = 0; at < row; ++at) {
-      before_[paces_ * row + at] = fastest_ ? 0 : kInf;
-      if (at < static_cast<size_t>(types_)) before_[paces_ * row + at] = 0;
-      for (int n = paces_ - 1; n >= 0 && !fastest_; --n) {
-        double& mine = before_[n * row + at];
-        mine = std::min(mine, before_[(n + 1) * row + at]);
-      }
-    }
-    // The time that a micro-batch takes at least through the layers before.
-    trip_.assign(layers_ + 1, 0);
-    double size = problem_.batch / problem_.micro_batches;
-    for (int layer = 0; layer < layers_; ++layer) {
-      double least = kInf;
-      for (int type = 0; type < types_; ++type) {
-        size_t at = problem_.At(layer, type);
-        if (problem_.Usable(layer, type)) {
-          least = std::min(least, problem_.compute_serial[at] + problem_.compute_parallel[at]);
-        }
-      }
-      trip_[layer + 1] = trip_[layer] + (least < kInf ? least * size : 0);
-    }
-  }
-
-  // Seconds a sample that a stage takes at least, of which a step has so many in a row.
-  double Floor(const Span& span, double units) const {
-    units = std::min(units, span.terms.most);
-    double busy = span.terms.Busy(units);
-    if (problem_.staleness) return busy;
-    double rounds = std::ceil(problem_.micro_batches / units);
-    return std::max(busy,
-                    (span.terms.cs * units + span.terms.cp) * rounds / problem_.micro_batches);
-  }
-
-  double Fewest(const Span& span, double tau) const {
-    double units = FewestUnits(span.terms, tau);
-    // More units than micro-batches under way have nothing to do.
-    double most = std::min({problem_.limit[span.type], span.terms.most,
-                            problem_.micro_batches * (problem_.staleness + 1.0)});
-    while (units <= most && (Floor(span, units) > tau || !problem_.Deals(units))) ++units;
-    return units <= most ? units : kInf;
-  }
-
   double Value(double tau, double price) const { return fastest_ ? tau : tau * price; }
 
   // A bound below every plan that goes on from a label at `at`.
   double Bound(const Label& label, int at, int type) const {
     double steps = problem_.staleness + 1.0;
-    double seconds = std::max(label.time.step, label.time.pipeline + trip_[at]) / steps;
+    double seconds = std::max(label.time.step, label.time.pipeline + before_->Trip(at)) / steps;
     double tau = std::max(seconds / problem_.batch, label.slowest);
     if (tau > slack_ * (1 + 1e-12)) return kInf;
     if (fastest_) return tau;
-    int n = paces_;
-    if (tau <= low_) {
-      n = 0;
-    } else if (ratio_ > 1) {
-      n = std::clamp(static_cast<int>(std::ceil(std::log(tau / low_) / std::log(ratio_) - 1e-6)), 0,
-                     paces_ - 1);
-    } else {
-      n = 0;
-    }
-    size_t row = static_cast<size_t>(layers_ + 1) * types_;
-    double rest = before_[n * row + static_cast<size_t>(at) * types_ + type];
-    // The slowest pace of the grid stands for all that are slower.
-    if (rest == kInf && at > 0 && tau > low_ * std::pow(ratio_, paces_ - 1)) rest = cheapest_ * tau;
+    double rest = before_->Price(tau, at, type);
     double ps = problem_.ps_core_s * problem_.price[problem_.ps_type];
     return (tau * label.price + rest + ps) * (1 - 2 * kTolerance);
   }
@@ -385,7 +280,7 @@ class StepSearch {
       Label label;
       label.price = before.price + units * price;
       if (label.price > problem_.max_price * (1 + kTolerance)) break;
-      label.slowest = std::max(before.slowest, Floor(span, units));
+      label.slowest = std::max(before.slowest, before_->Floor(span, units));
       if (label.slowest > slack_ * (1 + 1e-12)) continue;
       StepStage stage = StageAt(problem_, span.terms, units);
       label.time = before.time.Before(stage, Rounds(problem_.micro_batches, units));
@@ -523,13 +418,11 @@ class StepSearch {
   int types_, layers_;
   std::vector<Span> spans_;
   std::vector<std::vector<int32_t>> ending_;  // spans by the boundary after their last layer
-  std::vector<double> before_;  // [paces + 1, layers + 1, types], for all slower paces, too
-  std::vector<double> trip_;
-  double low_ = 0, ratio_ = 1;
-  int paces_ = 0, finished_ = 0;
+  std::unique_ptr<StepBefore> before_;
+  int finished_ = 0;
   std::vector<double> tried_;                // units last simulated
   std::vector<std::vector<int32_t>> paths_;  // shortest, from slow to fast
-  double cheapest_, slack_, incumbent_;
+  double slack_, incumbent_;
   double relaxed_ = 0;  // no plan cheaper than the incumbent has a smaller value
   std::unique_ptr<StepRelaxation> relaxation_;
   Clock::time_point deadline_;
@@ -555,7 +448,9 @@ StepFound SolveSteps(const Problem& problem, double floor, StepEffort effort,
     search.AddAll();
     std::vector<Stage> stages;
     for (const std::vector<int32_t>& start : starts) {
-      if (Split(problem, start.data(), &stages)) search.TryPaces(stages);
+      if (!Split(problem, start.data(), &stages)) continue;
+      if (problem.staleness == 0) search.TryRounded(stages);
+      search.TryPaces(stages);
     }
     search.TryChain();
     if (whole && problem.staleness == 0) {
