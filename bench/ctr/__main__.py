@@ -58,7 +58,7 @@ def main() -> int:
         jobs = {name: write_job(folder / "job", data, OURS[name]) for name in ours}
         with (
             _peers(options, folder, expected(data), found) as peers,
-            Cluster(folder / "cluster", {kind: _LIMIT for kind in kinds}) as cluster,
+            Cluster(folder / "cluster", dict.fromkeys(kinds, _LIMIT)) as cluster,
         ):
             client = Client(cluster.address)
             while len(found["rounds"]) < options.rounds:
