@@ -7,7 +7,6 @@ assignment exactly. What it returns comes from the policy's own samples alone.
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -108,7 +107,6 @@ def draw(
     finetune: float = 0.0,
     bound: float = 0.0,
     attained: bool = False,
-    known: Sequence[Sequence[int]] = (),
 ) -> Drawn:
     """Plan with the policy.
 
@@ -118,8 +116,6 @@ def draw(
             those still to come could take its place.
         attained: some plan costs no more than the bound. Drawing starts anew, a few times, as long
             as its plans cost clearly more.
-        known: assignments [layers] of others from which revising starts, too, and the result where
-            none is cheaper.
         policy: the shipped one unless given.
         finetune: seconds to go on learning on this very problem (needs torch).
 
@@ -137,8 +133,6 @@ def draw(
     samples = Samples(model, floor, goal)
     for attempt in range(effort.attempts if attained else 1):
         own = Samples(model, floor, goal)
-        if known:
-            own.add(np.array(known, np.int32))
         _attempt(
             own, policy.network, effort, search, fastest, (attempt, seed + 15_485_863 * attempt)
         )

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from scheduler.decision.record import TrainingPoint
 from scheduler.methods import rivals
@@ -16,9 +16,6 @@ from scheduler.problem.fields import InputError
 from scheduler.problem.inputs import ResourcesLike, WorkloadLike, as_resources, as_workload
 from scheduler.problem.plan import Plan
 
-if TYPE_CHECKING:
-    from scheduler.agent.draw import Drawn
-
 __all__ = ["METHODS", "Bench", "Budget", "Found", "Outcome", "compare", "methods_for"]
 
 # Considered for every decision: they take milliseconds, and show what the choice is worth.
@@ -28,10 +25,6 @@ _SEARCHES: Final = ("annealing", "genetic")
 _EXACT_SECONDS: Final = 5.0
 # For the bound alone, next to another method.
 _BOUND_SECONDS: Final = 0.05
-# By flushed steps `ppo` and the exact solver go on from each other's plans, so often and so long.
-_TURNS: Final = 2
-_TURN_SECONDS: Final = 3.0
-_SAME: Final = 1 - 1e-4  # of a cost
 # It needs milliseconds up to a hundred layers; the others do not wait for it beyond that.
 _GREEDY_SECONDS: Final = 1.0
 # What `all` and `auto` give each method, so that they answer within seconds.
@@ -164,18 +157,16 @@ class Bench:
         impossible = self.problem.impossible()
         if impossible is not None:
             return Found(impossible, 0, 0.0)
-        model, floor = self.problem.model, self.problem.floor
+        model = self.problem.model
         solution = self.solution
         drawn = agent.draw(
             model,
-            floor,
+            self.problem.floor,
             self.seed,
             finetune=self.finetune,
             bound=solution.lower_bound if solution else 0.0,
             attained=solution is not None and solution.proven,
         )
-        if model.steps.flushed and solution is not None:
-            drawn = self._from_each_other(drawn)
         names = [layer.name for layer in model.workload.layers]
         self.policy = shipped().version
         self.training = drawn.curve
@@ -185,35 +176,6 @@ class Bench:
             for name, row in zip(names, drawn.probabilities, strict=True)
         }
         return Found(drawn.plan, drawn.evaluations, 0.0)
-
-    def _from_each_other(self, drawn: "Drawn") -> "Drawn":
-        """Let the exact solver go on from the policy's plan, and the policy from the solver's.
-
-        By flushed steps plans are judged by simulation alone, whose many local minima each of the
-        two leaves by ways of its own.
-        """
-        from scheduler.agent import draw as agent
-
-        model, floor = self.problem.model, self.problem.floor
-        effort = replace(agent.Effort.of(model), attempts=1)
-        for turn in range(_TURNS):
-            seconds = min(_TURN_SECONDS, self.budget.seconds)
-            self.solution = solve(model, floor, start=drawn.plan, seconds=seconds)
-            plan, mine = self.solution.plan, drawn.plan
-            if plan is None or plan.rank >= mine.rank:
-                break
-            if mine.feasible and plan.cost > mine.cost * _SAME:
-                break
-            again = agent.draw(
-                model,
-                floor,
-                self.seed + turn + 1,
-                effort,
-                bound=self.solution.lower_bound,
-                known=[model.codes(plan)],
-            )
-            drawn = replace(again, evaluations=drawn.evaluations + again.evaluations)
-        return drawn
 
 
 @dataclass(frozen=True, slots=True)

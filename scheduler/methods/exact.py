@@ -21,7 +21,8 @@ from scheduler.problem.provision import provision
 # Integer programming takes seconds a pace; with less there is no point in starting.
 _LONG = 1.0
 _FASTEST = 0.15  # of the time, for the fastest plan by simulated steps
-_LABELS = 200_000  # ways to cover some layers that a search by simulated steps looks at
+# Ways to cover some layers that a search by simulated steps looks at; each takes some 150 bytes.
+_LABELS, _LABELS_A_SECOND, _MOST_LABELS = 200_000, 66_000, 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,9 @@ def _by_steps(
     First bounding steps by their time and trip, and dropping ways to cover some layers that look
     worse in everything; then dropping none.
     """
+    labels = min(max(_LABELS, int(_LABELS_A_SECOND * seconds)), _MOST_LABELS)
     found = _planner.solve_steps(
-        model.native, floor, starts, _LABELS, False, (1 - _FASTEST) * seconds
+        model.native, floor, starts, labels, False, (1 - _FASTEST) * seconds
     )
     bound = found.bound
     known = [found.assignment] if found.assignment else starts

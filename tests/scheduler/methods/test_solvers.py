@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.scheduler.workloads import problem as generated
 from scheduler import load_resources, load_workload
 from scheduler.methods import rivals
 from scheduler.methods.exact import solve
@@ -16,6 +17,7 @@ from scheduler.methods.rivals import Budget, Problem
 from scheduler.problem.cost import CostModel
 from scheduler.problem.plan import Plan
 from scheduler.problem.provision import provision
+from scheduler.problem.workload import Resources, Workload
 from tests.scheduler.instances import (
     EXAMPLE,
     cost,
@@ -279,6 +281,25 @@ def test_start_is_never_made_worse() -> None:
     solution = solve(problem, 100.0, start=start, seconds=0.0)
     assert solution.plan is not None
     assert solution.plan.cost <= start.cost
+
+
+@pytest.mark.parametrize("number", [6, 9, 18])
+def test_a_flushed_start_is_never_made_worse(number: int) -> None:
+    given_ = generated(number, seed=31, layers=(5, 16), types=(2, 6))
+    work = given_.workload | {"staleness": 0, "micro_batches": 16}
+    work["batch"] = work["reference_batch"]
+    problem = CostModel(Workload.parse(work), Resources.parse(given_.resources))
+    best = solve(problem, seconds=2.0).plan
+    assert best is not None
+    again = solve(problem, start=best, seconds=0.0)
+    assert again.plan is not None
+    assert again.plan.cost <= best.cost
+    assert again.lower_bound <= best.cost
+    # A plan that misses the floor makes nothing possible.
+    floor = 2 * solve(problem).max_throughput
+    slow = problem.evaluate(problem.codes(best), [stage.units for stage in best.stages], floor)
+    missed = solve(problem, floor, start=slow)
+    assert missed.plan is None or not missed.plan.feasible
 
 
 def test_thousand_layers_with_sixteen_types_end_with_a_bound() -> None:
