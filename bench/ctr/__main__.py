@@ -14,6 +14,7 @@ TFRA are those of `python -m bench.ps --install-peers`. All at once take about 1
 import argparse
 import datetime
 import json
+import os
 import sys
 import tempfile
 import time
@@ -28,14 +29,14 @@ from bench.ctr.check import LOSS_TOLERANCE, ROWS_TOLERANCE, SLOT_TOLERANCE, Expe
 from bench.ctr.ours import train, write_job
 from bench.ctr.processes import Peer
 from bench.ctr.report import page
-from bench.ctr.roster import ENTRIES, OURS
+from bench.ctr.roster import ENTRIES, OURS, unit
 from bench.ctr.shape import BATCH, CHECKED, CHECKED_SAMPLES, Data
 from bench.pages import DOCS, RESULTS, machine, versions, write
 from bench.ps.roster import DEFAULT_DIR, installed
 from heterps import Client, Cluster
 
 Found = dict[str, Any]
-_LIMIT = 4  # units of each type that the embedded cluster offers
+_SINGLE = 4  # units of one core that the embedded cluster offers
 
 
 def main() -> int:
@@ -54,11 +55,12 @@ def main() -> int:
         data = Data.drawn(options.batches)
         data.save(folder / "data.npz")
         ours = [name for name in options.ours.split(",") if name]
-        kinds = {OURS[name].unit for name in ours}
+        threads = {1, *(OURS[name].threads for name in ours)}
+        units = {unit(number): _units(number) for number in threads}
         jobs = {name: write_job(folder / "job", data, OURS[name]) for name in ours}
         with (
             _peers(options, folder, expected(data), found) as peers,
-            Cluster(folder / "cluster", dict.fromkeys(kinds, _LIMIT)) as cluster,
+            Cluster(folder / "cluster", units) as cluster,
         ):
             client = Client(cluster.address)
             while len(found["rounds"]) < options.rounds:
@@ -80,6 +82,11 @@ def main() -> int:
                 if options.minutes and time.monotonic() - began > 60 * options.minutes:
                     break
     return 0
+
+
+def _units(threads: int) -> int:
+    """How many units of so many cores the embedded cluster offers."""
+    return _SINGLE if threads == 1 else (os.cpu_count() or 1) // threads
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.ctr.processors import SHARD, WORKER, Processors
-from bench.ctr.roster import Ours
+from bench.ctr.roster import Ours, unit
 from bench.ctr.shape import (
     ACCUMULATOR,
     BATCH,
@@ -34,6 +35,7 @@ _WARM = 16  # steps until caches are warm and the pipeline is steady
 def write_job(folder: Path, data: Data, ours: Ours) -> JobSpec:
     """Write a job's files into a folder; the data only once."""
     workers, shards, staleness = ours.workers, ours.shards, ours.staleness
+    own = unit(ours.threads)
     folder.mkdir(parents=True, exist_ok=True)
     for code in _CODE.glob("*.py"):
         shutil.copy(code, folder)
@@ -45,7 +47,7 @@ def write_job(folder: Path, data: Data, ours: Ours) -> JobSpec:
         (folder / ".heterpsignore").write_text("*\n!model.py\n!marks.py\n")
     rows = {"learning_rate": LEARNING_RATE, "initial_accumulator": ACCUMULATOR, "eps": EPSILON}
     job = {
-        "name": f"ctr {workers}+{shards} on {ours.unit}",
+        "name": f"ctr {workers}+{shards} on {own}",
         "model": {
             "entry": "model.py:Ctr",
             "args": {
@@ -69,19 +71,26 @@ def write_job(folder: Path, data: Data, ours: Ours) -> JobSpec:
         "servers": {"shards": shards},
         "schedule": {
             "method": "exact",
-            "resources": f"resources_{ours.unit}.json",
+            "resources": f"resources_{own}.json",
+            "pin": dict.fromkeys(("embedding", "tower"), own),
             "elastic": {"min": workers, "max": workers},
             "replan": "off",
         },
         "output": "out",
     }
-    kind = {"name": ours.unit, "price_per_hour": 0.04 * ours.threads, "limit": 8}
-    kind |= {"memory_bytes": 8e9, "device": "cpu", "threads": ours.threads}
-    resources = f"resources_{ours.unit}.json"
-    (folder / resources).write_text(json.dumps({"types": [kind]}))
-    name = f"{workers}_{shards}_{staleness}_{ours.unit}.json"
+    # Shards have cores of their own to be planned on, so that a worker may have all that there are.
+    kinds = [_kind(threads) for threads in sorted({1, ours.threads})]
+    resources = f"resources_{own}.json"
+    (folder / resources).write_text(json.dumps({"types": kinds}))
+    name = f"{workers}_{shards}_{staleness}_{own}.json"
     (folder / name).write_text(json.dumps(job))
     return load_job(folder / name)
+
+
+def _kind(threads: int) -> dict[str, Any]:
+    """A unit of so many cores."""
+    kind = {"name": unit(threads), "price_per_hour": 0.04 * threads, "limit": 8 // threads}
+    return kind | {"memory_bytes": 8e9, "device": "cpu", "threads": threads}
 
 
 def train(client: Client, job: JobSpec, folder: Path, steps: int) -> dict[str, float]:

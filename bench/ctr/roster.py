@@ -27,10 +27,10 @@ class Ours:
         threads = f" of {self.threads} threads" if self.threads > 1 else ""
         return f"HeterPS, {workers}{threads} + {shards}, staleness {self.staleness}"
 
-    @property
-    def unit(self) -> str:
-        """The type of resource that its workers run on."""
-        return f"cpu{self.threads}"
+
+def unit(threads: int) -> str:
+    """The type of resource whose units have so many cores."""
+    return f"cpu{threads}"
 
 
 @dataclass(frozen=True, slots=True)

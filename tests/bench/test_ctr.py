@@ -69,8 +69,12 @@ def test_a_job_reads_what_the_others_have(tmp_path: Path) -> None:
     assert (job.schedule.elastic.min, job.schedule.elastic.max, job.servers.shards) == (2, 2, 2)
     assert job.train.staleness == 1
     assert write_job(tmp_path / "job", data, OURS["2+2 S0"]).train.staleness == 0
-    (unit,) = write_job(tmp_path / "job", data, OURS[MAIN]).schedule.offered.types
-    assert (unit.name, unit.threads, unit.price_per_hour) == ("cpu2", 2, 0.08)
+    job = write_job(tmp_path / "job", data, OURS[MAIN])
+    assert [(kind.name, kind.threads) for kind in job.schedule.offered.types] == [
+        ("cpu1", 1),
+        ("cpu2", 2),
+    ]
+    assert set(job.schedule.pin.values()) == {"cpu2"}
     read = Dataset.of(job, "train")
     assert read.rows == BATCH
 
