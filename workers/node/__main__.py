@@ -76,7 +76,8 @@ from workers.node import privileges
 from workers.node.draining import NOTICE_S, Draining
 from workers.node.hardware import DeviceError, find_hardware
 from workers.node.kept_profiles import KeptProfiles, folder_of
-from workers.node.processes import LaunchError, Processes, fork_server, wait_for
+from workers.node.processes import LaunchError, Processes, wait_for
+from workers.node.starting import fork_server
 from workers.node.users import Users
 from workers.node.whereabouts import WhereaboutsError, announced
 

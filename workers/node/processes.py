@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
@@ -19,7 +19,7 @@ from chassis import scratch
 from chassis.bounded_log import BoundedLog
 from chassis.exits import DAMAGED
 from chassis.files import replace_file
-from chassis.forking import ForkError, ForkServer
+from chassis.forking import ForkServer
 from chassis.logs import log_scope
 from chassis.loops import Loops, for_each
 from chassis.process import (
@@ -27,8 +27,6 @@ from chassis.process import (
     ChildError,
     describe_exit,
     log_path,
-    module_argv,
-    spawn,
     stop_all,
 )
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, ReadLogReply
@@ -38,9 +36,10 @@ from workers.model.code.brought import CodeCache, CodeError
 from workers.model.saved.unfinished import Unfinished
 from workers.node.launched import HOME, Entry, Job, label_of
 from workers.node.oom import OomKills
-from workers.node.restart import RestartRule, shard_argv
+from workers.node.restart import RestartRule
+from workers.node.starting import Starter, fork_server, place_of
 from workers.node.stopped import stands_still
-from workers.node.users import NoUserError, Users, give, own, passable
+from workers.node.users import NoUserError, Users
 
 _WATCH_S = 0.1
 _KEPT_JOBS = 100  # ended jobs whose logs stay readable
@@ -96,15 +95,12 @@ class Processes:
         self._ready_timeout_s = ready_timeout_s
         self._changed = changed
         self._rule = rule or RestartRule()
-        self._code = code
         self._gpus = tuple(gpus)
-        self._users = users
-        if users is not None:
-            passable(directory)
+        self._alone = users is not None  # each job as a user of its own
+        self._starter = Starter(directory, forks or fork_server(directory), code, users)
         self._lock = threading.Lock()
         self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()  # by attempt
         self._over: OrderedDict[str, int] = OrderedDict()  # by job, the last attempt stopped
-        self._forks = forks or fork_server(directory)
         self._closed = threading.Event()
         scratch.sweep()
         self._oom_kills = OomKills()
@@ -157,7 +153,7 @@ class Processes:
 
     def warm(self) -> None:
         """Have what workers are forked from be there, before there is one."""
-        self._forks.warm()
+        self._starter.warm()
 
     def helper(
         self,
@@ -178,10 +174,10 @@ class Processes:
             raise LaunchError("the node is stopping")
         with self._lock:
             job = self._job(job_id, attempt, token)
-        self._prepare(job)
+        self._starter.prepare(job)
         log = BoundedLog(log_path(self._directory / job_id, label))
         environment = compute_environment(threads) | job.environment()
-        return self._fork(job, label, module, arguments, environment, log)
+        return self._starter.fork(job, label, module, arguments, environment, log)
 
     def hand(self, job_id: str, attempt: int, folder: Path) -> None:
         """Let an attempt's processes on this node have a folder.
@@ -192,11 +188,9 @@ class Processes:
         with self._lock:
             job = self._job(job_id, attempt)
         try:
-            self._prepare(job)
+            self._starter.hand(job, folder)
         except NoUserError as error:
             raise LaunchError(str(error)) from None
-        if job.user is not None:
-            give(folder, job.user)
 
     def job_directory(self, job_id: str, attempt: int) -> Path:
         """The folder of an attempt's files on this node, made if need be."""
@@ -242,7 +236,7 @@ class Processes:
         ran = _stop(entries, grace_s)
         for entry in entries:
             if entry.request.role == SHARD:
-                shutil.rmtree(_place_of(job, entry.request), ignore_errors=True)
+                shutil.rmtree(place_of(job, entry.request), ignore_errors=True)
         self._changed()
         return ran
 
@@ -252,7 +246,7 @@ class Processes:
         Not where jobs run as users of their own: a job says where its model lies, and could name
         another user's.
         """
-        if self._users is None:
+        if not self._alone:
             Unfinished.of(Path(output)).remove(attempt)
 
     def busy(self) -> bool:
@@ -284,7 +278,7 @@ class Processes:
                 job.stopping.set()
             entries = [entry for job in jobs for entry in job.entries.values()]
         _stop(entries, grace_s)
-        self._forks.close()
+        self._starter.close()
         self._watcher.close(1.0)
         for job in jobs:
             self._forget(job)
@@ -298,10 +292,10 @@ class Processes:
 
     def _spawn(self, job: Job, entry: Entry, bind: str) -> Child:
         request = entry.request
-        self._prepare(job)
+        self._starter.prepare(job)
         if entry.log is None:
             entry.log = BoundedLog(log_path(job.directory, entry.label))
-        child = self._started(job, entry, bind, entry.log)
+        child = self._starter.begin(job, entry, bind, entry.log, self._own_gpu(entry))
         with self._lock:
             entry.child = child
             stopped = job.stopped or entry.given_up
@@ -311,55 +305,6 @@ class Processes:
             what = f"job {request.job_id}" if job.stopped else entry.label
             raise ChildError(f"{what} was stopped on this node")
         return child.wait_ready(self._ready_timeout_s, lambda: job.stopped)
-
-    def _started(self, job: Job, entry: Entry, bind: str, log: BoundedLog) -> Child:
-        """The process itself: a worker is forked where that can be."""
-        request, threads = entry.request, 1
-        if request.role == STAGE and request.index < len(request.stages):
-            threads = request.stages[request.index].threads or 1
-        environment = compute_environment(threads) | job.environment() | self._own_gpu(entry)
-        if request.role == STAGE:
-            arguments = self._worker_arguments(job, entry, bind)
-            return self._fork(job, entry.label, "workers.stage", arguments, environment, log)
-        return spawn(
-            entry.label,
-            shard_argv(entry.request, bind, _place_of(job, entry.request)),
-            directory=job.home,
-            environment=environment,
-            log=log,
-            user=job.user,
-        )
-
-    def _fork(
-        self,
-        job: Job,
-        label: str,
-        module: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        log: BoundedLog,
-    ) -> Child:
-        """A process of a module that `workers.forked` imports: started where no fork can be."""
-        try:
-            return self._forks.spawn(
-                label,
-                f"{module}.__main__",
-                arguments,
-                directory=job.home,
-                environment=environment,
-                log=log,
-                user=job.user,
-            )
-        except ForkError as error:
-            _log.warning("%s is started by itself: %s", label, error)
-        return spawn(
-            label,
-            module_argv(module, *arguments),
-            directory=job.home,
-            environment=environment,
-            log=log,
-            user=job.user,
-        )
 
     def _own_gpu(self, entry: Entry) -> dict[str, str]:
         """What lets a worker on a GPU see one alone, that no other has where there are enough."""
@@ -372,64 +317,21 @@ class Processes:
             entry.gpu = least_used(self._gpus, [e.gpu for e in entries if e.holds_gpu])
         return {VISIBLE: entry.gpu}
 
-    def _worker_arguments(self, job: Job, entry: Entry, bind: str) -> list[str]:
-        request = entry.request
-        path = job.directory / f"{entry.label.replace(' ', '-')}.launch"
-        if self._code is not None:
-            request.job.CopyFrom(self._code.bring(request.job, job.code))
-            self._hand_code(job)
-        replace_file(path, request.SerializeToString(), owner=job.user)
-        entry.launch_file = path
-        return ["--launch", str(path), "--bind", bind]
-
-    def _prepare(self, job: Job) -> None:
-        """Make an attempt's folders, and find it a user where it is to have one, for good.
-
-        Raises:
-            NoUserError: none is free, or it needs none any more.
-        """
-        with job.preparing:
-            job.directory.mkdir(parents=True, exist_ok=True)
-            if self._users is None or job.user is not None:
-                return
-            if job.stopped:
-                raise NoUserError("the job was stopped on this node")
-            for folder in (job.directory.parent, job.directory):
-                if folder != self._directory:
-                    passable(folder)
-            user = self._users.take()
-            own(job.directory / HOME, user)
-            job.user = user
-
-    def _hand_code(self, job: Job) -> None:
-        """Let the job's user have the code, before anything runs that could change it."""
-        with job.preparing:
-            if job.user is not None and job.code.exists() and not job.has_code:
-                give(job.code, job.user)
-                job.has_code = True
-
     def _forget(self, job: Job) -> None:
-        """Remove what the shards of a job that was stopped have kept, its code, what it shared."""
+        """Remove what is left of a job that was stopped."""
         for entry in list(job.entries.values()):
             starter = entry.starter
             if starter is not None:  # it sees that the job was stopped
                 starter.join(5.0)
-        with job.preparing:
-            if self._users is not None and job.user is not None and not job.over:
-                job.over = True  # the next job may have the user: once
-                self._users.end(job.user)
-                shutil.rmtree(job.home, ignore_errors=True)
-        shutil.rmtree(job.shards, ignore_errors=True)
-        shutil.rmtree(job.code, ignore_errors=True)
-        scratch.remove_unused(job.scratch)
+        self._starter.forget(job)
 
     def _job(self, job_id: str, attempt: int, token: str = "") -> Job:
         key = job_id, attempt
         if key not in self._jobs:
             folder = self._directory / job_id
             directory = folder / f"attempt-{attempt}" if attempt > 1 else folder
-            alone = self._users is not None
-            shared = directory / HOME / "scratch" if alone else scratch.folder_of(job_id, attempt)
+            own = directory / HOME / "scratch"
+            shared = own if self._alone else scratch.folder_of(job_id, attempt)
             self._jobs[key] = Job(directory, shared)
             ended = [name for name, job in self._jobs.items() if job.stopped]
             for name in ended[: max(0, len(ended) - _KEPT_JOBS)]:
@@ -505,16 +407,6 @@ class Processes:
         finally:
             entry.starter = None
             self._changed()
-
-
-def fork_server(directory: Path) -> ForkServer:
-    """What a node's workers and profilers are forked from, not started; logs in `directory`."""
-    return ForkServer("workers.forked", directory, compute_environment())
-
-
-def _place_of(job: Job, request: LaunchRequest) -> Path:
-    """What a shard keeps: its own alone, of however many there were with its index."""
-    return job.shards / request.process_id
 
 
 def wait_for(child: Child, timeout_s: float, stop: Callable[[], bool]) -> int | None:

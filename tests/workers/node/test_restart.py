@@ -211,7 +211,7 @@ def test_a_shard_that_is_given_up_while_it_is_started_is_stopped(
         assert begin.wait(30.0)
         return spawn(*args, **options)
 
-    monkeypatch.setattr("workers.node.processes.spawn", slow)
+    monkeypatch.setattr("workers.node.starting.spawn", slow)
     with ThreadPoolExecutor(1) as pool:
         launched = pool.submit(launch, processes)
         assert begun.wait(30.0)
