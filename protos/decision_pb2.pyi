@@ -113,6 +113,7 @@ class Layer(_message.Message):
     SHARES_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     PASSING_S_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
     """embedding | dense | moe | ..."""
@@ -134,6 +135,8 @@ class Layer(_message.Message):
     """of its experts, and what their optimizer keeps, on each worker's disk"""
     passing_s: _builtins.float
     """a sample, where a stage ends here: of processor of a worker on a CPU on either side"""
+    alone: _builtins.bool
+    """its stage has one unit: a forward changes what workers cannot combine"""
     @_builtins.property
     def cost(self) -> _containers.MessageMap[_builtins.str, Global___LayerCost]:
         """by resource type; a missing type may not run the layer"""
@@ -153,10 +156,11 @@ class Layer(_message.Message):
         shares: _builtins.str = ...,
         disk_bytes: _builtins.float = ...,
         passing_s: _builtins.float = ...,
+        alone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "cost", b"cost", "disk_bytes", b"disk_bytes", "kind", b"kind", "name", b"name", "one_host", b"one_host", "optimizer_bytes", b"optimizer_bytes", "output_bytes", b"output_bytes", "passing_s", b"passing_s", "shares", b"shares", "uncut", b"uncut", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "alone", b"alone", "cost", b"cost", "disk_bytes", b"disk_bytes", "kind", b"kind", "name", b"name", "one_host", b"one_host", "optimizer_bytes", b"optimizer_bytes", "output_bytes", b"output_bytes", "passing_s", b"passing_s", "shares", b"shares", "uncut", b"uncut", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -186,9 +186,10 @@ class CostModel:
         )
 
     def _most_units(self) -> Floats:
-        """Units that a stage with the layer may have, [L, T]: those of one host, if it must.
+        """Units that a stage with the layer may have, [L, T].
 
-        Beyond the micro-batches that may be under way they would have nothing to do.
+        Those of one host, or one alone, if it must. Beyond the micro-batches that may be under way
+        they would have nothing to do.
         """
         most = np.full(
             (self.num_layers, self.num_types),
@@ -197,6 +198,7 @@ class CostModel:
         hosts = [kind.units_per_host or np.inf for kind in self.resources.types]
         one_host = [layer.one_host for layer in self.workload.layers]
         most[one_host] = np.minimum(most[one_host], hosts)
+        most[[layer.alone for layer in self.workload.layers]] = 1.0
         return most
 
     @property

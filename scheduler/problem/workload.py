@@ -57,7 +57,8 @@ class Layer:
     sample what crosses to the next stage where one ends here. That, and what comes back, keeps a
     worker on a CPU busy on either side for `passing_s` a sample. A layer that is `uncut` is in one
     stage with the layer after it, because of what `shares` says. With `one_host` all units of its
-    stage are on one host. `disk_bytes` are on the disk of each unit: experts out of memory.
+    stage are on one host; one that is `alone` is in a stage of one unit. `disk_bytes` are on the
+    disk of each unit: experts out of memory.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Layer:
     passing_s: float = field(default=0.0, metadata=OPTIONAL)
     uncut: bool = field(default=False, metadata=OPTIONAL)
     one_host: bool = field(default=False, metadata=OPTIONAL)
+    alone: bool = field(default=False, metadata=OPTIONAL)
     shares: str = field(default="", metadata=OPTIONAL)
     disk_bytes: float = field(default=0.0, metadata=OPTIONAL)
 
@@ -312,6 +314,7 @@ def _parse_layer(value: object, path: str, source: str) -> Layer:
         passing_s=fields.number("passing_s", default=0.0),
         uncut=fields.boolean("uncut", default=False),
         one_host=fields.boolean("one_host", default=False),
+        alone=fields.boolean("alone", default=False),
         shares=fields.text("shares", default="", allow_empty=True),
         disk_bytes=fields.number("disk_bytes", default=0.0),
     )

@@ -80,6 +80,8 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
         notes.append(_linear(found))
     if found.lockstep:
         notes.append(_TOGETHER)
+    if alone := [layer.name for layer in found.layers if layer.alone]:
+        notes.append(_alone(alone))
     return Constrained(found, tuple(notes))
 
 
@@ -130,11 +132,11 @@ def of_model(
     for layer, told in zip(found.layers, seen.layers, strict=True):
         if told.kind == "moe":  # which a workload need not say
             layer.kind = told.kind
-    constrained = of_job(found, job, nodes)
-    found, notes = constrained.workload, list(constrained.notes)
-    for layer, told in zip(found.layers, seen.layers, strict=True):
         layer.uncut = layer.uncut or told.uncut
         layer.shares = layer.shares or told.shares
+        layer.alone = layer.alone or told.alone
+    constrained = of_job(found, job, nodes)
+    found, notes = constrained.workload, list(constrained.notes)
     if seen.whole_batch and not found.whole_batch:
         found.whole_batch = True
         notes.append(_AT_ONCE)
@@ -212,6 +214,14 @@ def shared_cores(decision: Decision, nodes: Sequence[NodeStatus]) -> list[str]:
 def _threads(units: int, cores: int) -> str:
     """Of how many threads units are, where some have several."""
     return f" of {_times(cores, 'thread')}" if cores > units else ""
+
+
+def _alone(names: Sequence[str]) -> str:
+    verb, whose = ("changes", "its") if len(names) == 1 else ("change", "their")
+    return (
+        f"{listed(names)} {verb} a buffer in forward, which several workers would have each "
+        f"another one of: {whose} stage has one worker."
+    )
 
 
 def _fixed(micro_batches: int) -> str:

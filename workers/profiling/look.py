@@ -6,7 +6,7 @@ from protos.decision_pb2 import Layer, Workload
 from protos.job_pb2 import JobSpec
 from workers.model.chain.trace import TracedModel
 from workers.model.checks.graph import check_graph
-from workers.model.checks.probe import check_parameters, micro_batches_of, structures_of
+from workers.model.checks.probe import alone_in, check_parameters, micro_batches_of, structures_of
 from workers.model.code.entry import job_model
 from workers.model.module.inputs import inputs_of
 from workers.model.module.sharing import Sharing
@@ -30,12 +30,13 @@ def look(job: JobSpec) -> Workload:
         check_suited(job, traced.model, [layer.name for layer in traced.layers])
     check_graph(traced, job)
     traced.keep_whole(structures_of(traced, job))
-    names = [info.name for info in traced.layers]
+    names, alone = [info.name for info in traced.layers], alone_in(traced, job)
     layers = [
         Layer(
             name=info.name,
             kind=info.kind,
             uncut=uncut,
+            alone=info.name in alone,
             shares=shares_of(traced.sharing, names, index) if uncut else "",
         )
         for index, (info, uncut) in enumerate(zip(traced.layers, traced.uncut, strict=True))

@@ -32,7 +32,7 @@ from workers.links.transport import measure_rate
 from workers.model.chain.compiled import compile_layers
 from workers.model.chain.trace import TracedModel
 from workers.model.checks.graph import check_graph
-from workers.model.checks.probe import check_parameters, micro_batches_of, structures_of
+from workers.model.checks.probe import alone_in, check_parameters, micro_batches_of, structures_of
 from workers.model.code.entry import job_model
 from workers.model.module.inputs import inputs_of
 from workers.model.module.whole import check_smallest
@@ -119,6 +119,7 @@ class Profiler:
         check_graph(on_host, self._job)
         structures = structures_of(on_host, self._job)
         self._fixed = micro_batches_of(self._job, on_host)
+        self._alone = alone_in(on_host, self._job)
         self._runs = runs_within(
             weights_of(on_host),
             self._job.train.staleness + 1,
@@ -424,6 +425,7 @@ class Profiler:
                     activation_bytes=memory.activations / size,
                     output_bytes=work.forth_bytes / size,
                     uncut=self._traced.uncut[index],
+                    alone=info.name in self._alone,
                     shares=shares_of(self._traced.sharing, names, index),
                     disk_bytes=memory.disk,
                     one_host=train.split_experts and info.kind == "moe" and not plain_allowed(),

@@ -98,3 +98,26 @@ def test_pins() -> None:
         model(*files, pin={"l1": "v10"})
     with pytest.raises(InputError, match=r"one type for each of the 2 layers"):
         model(*files, pin=["cpu"])
+
+
+@pytest.mark.parametrize("staleness", [None, 0, 1])
+@pytest.mark.parametrize("method", ["exact", "ppo", "greedy", "annealing"])
+def test_a_layer_that_is_alone_has_a_stage_of_one_unit(method: str, staleness: int | None) -> None:
+    """Whose time no other unit shortens: the others have as many as keep up with it."""
+    work = workload({"cpu": cost(4.0)}, {"gpu": cost(1.0)}, {"cpu": cost(4.0)})
+    work["layers"][1]["alone"] = True
+    if staleness is not None:
+        work |= {"staleness": staleness, "micro_batches": 64, "batch": 640}
+    offer = resources(cpu=(1.0, 16), gpu=(1.0, 8))
+    found = plan_(work, offer, method=method)
+    assert [stage.units for stage in found.stages][1] == 1
+    assert max(stage.units for stage in found.stages) > 1
+    assert found.throughput <= 100 * (1 + 1e-9)
+    beyond = plan_(work, offer, 120.0, method=method)
+    assert not beyond.feasible
+    problem = model(work, offer)
+    refused = problem.evaluate([0, 1, 0], [4, 2, 4])
+    assert not refused.feasible
+    assert "'l1' to 'l1' have 2 units, and use 1" in refused.reason
+    work["layers"][1]["alone"] = False
+    assert plan_(work, offer, 120.0, method=method).feasible

@@ -35,6 +35,7 @@ def test_what_is_said_of_steps_and_hosts_survives_and_what_is_not_said_is_not_wr
     assert Workload.parse(plain).staleness is None
     layer = {"weight_bytes": 1.0, "optimizer_bytes": 2.0, "activation_bytes": 3.0, "uncut": True}
     plain["layers"][0] |= {**layer, "shares": "head.weight", "output_bytes": 4.0, "one_host": True}
+    plain["layers"][0]["alone"] = layer["alone"] = True
     plain["layers"][0]["passing_s"] = layer["passing_s"] = 1e-6
     plain["layers"][0]["cost"]["cpu"]["forward_share"] = 0.4
     said = {"micro_batches": 4, "staleness": 0, "batch": 64, "overhead": 0.1, "data_bytes": 5.0}

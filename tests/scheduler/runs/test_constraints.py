@@ -224,3 +224,16 @@ def test_experts_out_of_memory_are_on_cores_alone() -> None:
     assert "'a' run on CPU cores: train.offload" in found.notes[0]
     spec.schedule.emulate.append("t4")  # which is a core here
     assert sorted(of_job(mixed, spec, []).workload.layers[0].cost) == ["cpu", "t4"]
+
+
+def test_what_the_model_wants_one_worker_alone_for_has_a_stage_of_one() -> None:
+    seen = Workload(layers=[Layer(name="a"), Layer(name="b", alone=True)])
+    found = of_model(workload("a", "b"), job(), [], seen)
+    assert [layer.alone for layer in found.workload.layers] == [False, True]
+    assert "'b' changes a buffer in forward" in found.notes[-1]
+    measured = workload("a", "b")
+    for layer in measured.layers:
+        layer.alone = True
+    found = of_job(measured, job(), [])
+    assert "'a', 'b' change a buffer in forward" in found.notes[-1]
+    assert not any("buffer" in note for note in of_job(workload("a", "b"), job(), []).notes)

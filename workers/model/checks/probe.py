@@ -59,7 +59,7 @@ def mixes_samples(traced: TracedModel, job: JobSpec) -> bool:
         return False
     first, second, third = parts
     try:
-        if _changes_buffers(traced, joined(first, second)):
+        if _changed_buffers(traced, joined(first, second)):
             return True
         results = [run(traced, joined(first, part)) for part in (second, third)]
         results.append(run(traced, second))
@@ -109,18 +109,42 @@ def _felt_otherwise(one: Tensor | None, other: Tensor | None, samples: int) -> b
     return not float((here - there).abs().max()) <= _TOLERANCE * float(here.abs().max())
 
 
-def _changes_buffers(traced: TracedModel, batch: Mapping[str, Tensor]) -> bool:
-    """Whether a forward changes other buffers than running statistics."""
-    places = other_buffers(traced.model).values()
+def alone_in(traced: TracedModel, job: JobSpec) -> frozenset[str]:
+    """Names of the layers that one worker computes alone: a forward changes a buffer of theirs.
+
+    Several workers would each have another one. None where the model cannot be tried: then workers
+    find out.
+
+    Raises:
+        DataError: the first samples of the job do not fit it.
+    """
+    parts = first_parts(job)
+    if not parts:
+        return frozenset()
+    try:
+        changed = _changed_buffers(traced, joined(*parts[:2]))
+    except Exception as error:
+        _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
+        return frozenset()
+    names = [info.name for info in traced.layers]
+    owners = {name: f"{name.partition('#')[0]}." for name in names}
+    return frozenset(name for name in names if any(p.startswith(owners[name]) for p in changed))
+
+
+def _changed_buffers(traced: TracedModel, batch: Mapping[str, Tensor]) -> list[str]:
+    """Paths of the buffers that a forward changes, but for running statistics."""
+    places = other_buffers(traced.model)
     if not places:
-        return False
+        return []
     with tried(traced.model), torch.no_grad():
-        before = [getattr(child, name) for child, name in places]
-        marks = [mark(buffer) for buffer in before]
+        before = {path: getattr(child, name) for path, (child, name) in places.items()}
+        marks = {path: mark(buffer) for path, buffer in before.items()}
         Layers(traced, varied=True).run(*given_to(traced, batch))
-        after = [getattr(child, name) for child, name in places]
-        changed = [one for one, was in zip(before, marks, strict=True) if mark(one) != was]
-        return bool(changed) or any(a is not b for a, b in zip(after, before, strict=True))
+        return [
+            path
+            for path, (child, name) in places.items()
+            if getattr(child, name) is not before[path] or mark(before[path]) != marks[path]
+        ]
 
 
 def _mixed(together: Any, other: Any, alone: Any, samples: int) -> bool:

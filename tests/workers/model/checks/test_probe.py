@@ -11,6 +11,7 @@ from workers.learning.objective import MissingLabelError
 from workers.model.chain.trace import TracedModel
 from workers.model.checks.objective import check_metrics
 from workers.model.checks.probe import (
+    alone_in,
     check_parameters,
     micro_batches_of,
     mixes_samples,
@@ -36,6 +37,18 @@ class Layer(nn.Module):
 
     def forward(self, x):
         return self.compute(self, x)
+
+
+class Counting(nn.Module):
+    """Counts its forwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return x
 
 
 class Net(nn.Module):
@@ -203,6 +216,29 @@ def halved():
 )
 def test_what_is_done_once_a_micro_batch_has_their_number_fixed(job, layer):
     assert micro_batches_of(job, TracedModel(Net(layer()))) == 4
+
+
+@pytest.mark.parametrize(
+    ("layer", "alone"),
+    [
+        (torch.nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)), {"layer"}),
+        (nn.Sequential(nn.Linear(6, 6), Counting()), {"layer"}),
+        (nn.BatchNorm1d(6), set()),
+        (nn.Linear(6, 6), set()),
+    ],
+)
+def test_a_layer_whose_forward_changes_a_buffer_is_for_one_worker_alone(job, layer, alone):
+    assert alone_in(TracedModel(Net(layer)), job) == alone
+
+
+def test_so_is_each_call_of_such_a_layer(job):
+    class Twice(Net):
+        def forward(self, sparse, dense):
+            x = self.layer(self.bottom(torch.cat([self.embedding(sparse).flatten(1), dense], 1)))
+            return self.top(self.layer(x)).squeeze(-1)
+
+    normed = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+    assert alone_in(TracedModel(Twice(normed)), job) == {"layer", "layer#2"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""Layers that one worker computes alone, as their forward changes a buffer: planned and trained."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import heterps
+from heterps import Client, Cluster
+from heterps.job.file import load_job
+
+_MODEL = """
+import time
+
+import torch
+from torch import nn
+
+
+class Slow(nn.Linear):
+    def forward(self, x):
+        if self.training:
+            time.sleep(0.001 * len(x))
+        return super().forward(x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bottom = Slow(4, 8)
+        self.middle = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+        self.top = nn.Linear(8, 1)
+
+    def forward(self, dense):
+        return self.top(torch.tanh(self.middle(torch.tanh(self.bottom(dense))))).squeeze(1)
+"""
+
+
+def test_others_have_several_workers_and_it_trains_as_on_one(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(512, 4))
+    lines = [f"{int(row.sum() > 0)},{','.join(f'{v:.5f}' for v in row)}" for row in x]
+    (tmp_path / "model.py").write_text(_MODEL)
+    (tmp_path / "train.csv").write_text("\n".join(["y,a,b,c,d", *lines]) + "\n")
+    states, losses = [], []
+    with Cluster(tmp_path / "cluster", types={"cpu1": 3, "cpu2": 2}) as cluster:
+        client = Client(cluster.address)
+        for number, (types, workers) in enumerate(((("cpu1",), 1), (("cpu1", "cpu2"), 3))):
+            kinds = [
+                {"name": name, "price_per_hour": 0.04, "limit": 3, "memory_bytes": 4e9}
+                for name in types
+            ]
+            job = {
+                "name": f"on {workers}",
+                "model": {"entry": "model.py:Net"},
+                "data": {"train": "train.csv", "label": "y", "dense": ["a", "b", "c", "d"]},
+                "train": {"epochs": 2, "batch_size": 60, "staleness": 0, "micro_batches": 4},
+                "schedule": {
+                    "method": "exact",
+                    "resources": f"resources-{number}.json",
+                    "pin": {"bottom": types[-1], "middle": types[0], "top": types[0]},
+                    "elastic": {"min": workers, "max": workers},
+                },
+            }
+            (tmp_path / f"resources-{number}.json").write_text(json.dumps({"types": kinds}))
+            (tmp_path / "job.json").write_text(json.dumps(job))
+            name = client.submit(load_job(tmp_path / "job.json"))
+            ended = client.wait(name, timeout=240)
+            assert ended.state == "succeeded", ended.reason
+            decision = client.decision(name)
+            assert sum(stage.units for stage in decision.stages) == workers
+            (middle,) = (s for s in decision.stages if s.first <= 1 <= s.last)
+            assert middle.units == 1
+            client.get(name, tmp_path / f"model-{number}")
+            states.append(heterps.load(tmp_path / f"model-{number}").state_dict())
+            (steps,) = (tmp_path / f"model-{number}").rglob("loss.csv")
+            losses.append(np.loadtxt(steps, delimiter=",", skiprows=1))
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, rtol=1e-5, atol=1e-6, msg=key)
+
+
+def test_of_one_type_alone_all_layers_are_with_it(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(_MODEL)
+    (tmp_path / "train.csv").write_text("y,a,b,c,d\n" + 64 * "0,1,2,3,4\n1,4,3,2,1\n")
+    kind = {"name": "cpu", "price_per_hour": 0.04, "limit": 3, "memory_bytes": 4e9}
+    (tmp_path / "resources.json").write_text(json.dumps({"types": [kind]}))
+    job = {
+        "name": "several",
+        "model": {"entry": "model.py:Net"},
+        "data": {"train": "train.csv", "label": "y", "dense": ["a", "b", "c", "d"]},
+        "train": {"epochs": 1, "batch_size": 32},
+        "schedule": {"resources": "resources.json", "elastic": {"min": 2, "max": 3}},
+    }
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    with Cluster(tmp_path / "cluster", types={"cpu": 3}) as cluster:
+        client = Client(cluster.address)
+        name = client.submit(load_job(tmp_path / "job.json"))
+        ended = client.wait(name, timeout=240)
+        reasons = client.decision(name).reasons
+    assert ended.state == "failed"
+    assert "schedule.elastic.min: 2, and no plan with so many units" in ended.reason
+    assert any("'middle' changes a buffer in forward" in reason for reason in reasons)
