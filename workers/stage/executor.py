@@ -182,7 +182,7 @@ class StageExecutor:
                 if self._whole is not None:
                     self._whole.give_up(self._opened)
                 self._ending.abandon(self._opened)
-                self._versions.use_newest(self.progress.step)
+                self._go_back()
             self._ending.flush()
             if self._cuts is not None:
                 self._cuts.finish()
@@ -193,7 +193,7 @@ class StageExecutor:
             if self._whole is not None:
                 self._whole.give_up(end)
             self._ending.abandon(end)
-            self._versions.use_newest(self.progress.step)
+            self._go_back()
             raise
         finally:
             self.progress.busy_s = self._busy.seconds()
@@ -238,6 +238,11 @@ class StageExecutor:
         self._layers.group.barrier()
         if self._links.after is not None:
             self._links.after.end(phase)
+
+    def _go_back(self) -> None:
+        """Have the layers be as after the last update, whatever forwards have begun since."""
+        self._versions.use_newest(self.progress.step)
+        self._layers.statistics.go_back(self.progress.step)
 
     @property
     def _is_over(self) -> bool:

@@ -94,20 +94,21 @@ def capture(
     split = any(isinstance(m, MoE) and m.parallel is not None for m in graph.module.modules())
     if group.rank != 0 and not split and not everywhere:
         return None
-    weights = {**whole_state(graph.module, group), **graph.uncalled}
-    optimizer: Mapping[str, Tensors] = update.optimizer_state()
-    if split:
-        optimizer = whole_optimizer(graph.module, group, optimizer, update.kept)
-    if group.rank != 0 and not everywhere:
-        return None
-    outside = outside_of(graph.module)
-    experts, kept_of = ({}, {}) if outside is None else outside.state()
-    return StageState(
-        {**_copies(single(weights)), **experts},
-        _copies(_buffers(graph.module)),
-        {**{name: _copies(kept) for name, kept in optimizer.items()}, **kept_of},
-        tuple(_copies(some) for some in update.earlier(step)),
-    )
+    with update.as_of(step):
+        weights = {**whole_state(graph.module, group), **graph.uncalled}
+        optimizer: Mapping[str, Tensors] = update.optimizer_state()
+        if split:
+            optimizer = whole_optimizer(graph.module, group, optimizer, update.kept)
+        if group.rank != 0 and not everywhere:
+            return None
+        outside = outside_of(graph.module)
+        experts, kept_of = ({}, {}) if outside is None else outside.state()
+        return StageState(
+            {**_copies(single(weights)), **experts},
+            _copies(_buffers(graph.module)),
+            {**{name: _copies(kept) for name, kept in optimizer.items()}, **kept_of},
+            tuple(_copies(some) for some in update.earlier(step)),
+        )
 
 
 def give(graph: StageGraph, state: StageState) -> None:

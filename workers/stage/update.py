@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -144,6 +144,10 @@ class Update:
             return
         with self.averages.in_place(self._parameters):
             yield
+
+    def as_of(self, step: int) -> AbstractContextManager[None]:
+        """As `RunningStatistics.as_of`."""
+        return self._statistics.as_of(step)
 
     def begin_averages(self) -> None:
         """Have the averages be the weights as they are."""
@@ -342,7 +346,7 @@ class Update:
         self._parameters = self._versions.parameters(gradient.step)
         if self._optimizer is not None:
             rekey(self._optimizer, self._parameters)
-        self._statistics.apply(gradient.statistics)
+        self._statistics.apply(gradient.step, gradient.statistics)
 
     def _gradients(self, step: int) -> StepGradients:
         return StepGradients(step, self._group.begin_sum(step), self._summed(step))

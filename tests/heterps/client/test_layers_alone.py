@@ -101,3 +101,93 @@ def test_of_one_type_alone_all_layers_are_with_it(tmp_path: Path) -> None:
     assert ended.state == "failed"
     assert "schedule.elastic.min: 2, and no plan with so many units" in ended.reason
     assert any("'middle' changes a buffer in forward" in reason for reason in reasons)
+
+
+_COUNTED = """
+import time
+
+import torch
+from torch import nn
+
+
+class Counted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            self.calls += 1
+        return x - self.mean.clone()
+
+
+class Slow(nn.Linear):
+    def forward(self, x):
+        time.sleep(0.002)
+        return super().forward(x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        normed = torch.nn.utils.parametrizations.spectral_norm
+        self.bottom = nn.Sequential(normed(nn.Linear(4, 8)), Counted())
+        self.top = Slow(8, 1)
+
+    def forward(self, dense):
+        return self.top(torch.tanh(self.bottom(dense))).squeeze(1)
+"""
+
+
+def test_a_job_goes_on_from_any_step_with_the_buffers_of_that_step(tmp_path: Path) -> None:
+    """Though forwards of the step after it had begun when it was kept."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(300, 4))
+    lines = [f"{int(row.sum() > 0)},{','.join(f'{v:.5f}' for v in row)}" for row in x]
+    (tmp_path / "model.py").write_text(_COUNTED)
+    (tmp_path / "train.csv").write_text("\n".join(["y,a,b,c,d", *lines]) + "\n")
+    kinds = [
+        {"name": name, "price_per_hour": 0.04, "limit": 2, "memory_bytes": 4e9}
+        for name in ("cpu1", "cpu2")
+    ]
+    job = {
+        "name": "kept",
+        "model": {"entry": "model.py:Net"},
+        "data": {"train": "train.csv", "label": "y", "dense": ["a", "b", "c", "d"]},
+        "train": {
+            "epochs": 1,
+            "batch_size": 30,
+            "staleness": 1,
+            "micro_batches": 3,
+            "optimizer": {"name": "adam", "learning_rate": 0.05},
+            "checkpoint": {"every": "3 steps", "keep": 3},
+        },
+        "schedule": {
+            "method": "exact",
+            "resources": "resources.json",
+            "pin": {"bottom": "cpu1", "top": "cpu2"},
+        },
+    }
+    (tmp_path / "resources.json").write_text(json.dumps({"types": kinds}))
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    with Cluster(tmp_path / "cluster", types={"cpu1": 2, "cpu2": 1}) as cluster:
+        client = Client(cluster.address)
+
+        def trained(name: str) -> dict[str, torch.Tensor]:
+            ended = client.wait(name, timeout=240)
+            assert ended.state == "succeeded", ended.reason
+            client.get(name, tmp_path / name)
+            found: dict[str, torch.Tensor] = heterps.load(tmp_path / name).state_dict()
+            return found
+
+        first = client.submit(load_job(tmp_path / "job.json"))
+        expected = trained(first)
+        assert len(client.decision(first).stages) == 2
+        steps = [cut.step for cut in client.checkpoints(first)]
+        assert steps
+        for step in steps:
+            state = trained(client.submit(None, resume=f"{first}@{step}"))
+            for key, value in expected.items():
+                assert torch.equal(state[key], value), (step, key)

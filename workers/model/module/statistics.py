@@ -18,6 +18,9 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from workers.model.code.entry import ModelError
 from workers.model.module.buffers import ChangingBuffers, counts, other_buffers
 
+# Bytes of a buffer that is kept for each step, as changes of its `data` are not to be seen.
+_SMALL = 1 << 16
+
 
 @dataclass(slots=True)
 class _Added:
@@ -104,13 +107,18 @@ class RunningStatistics:
             if workers > 1 and buffer is not None
         }
         self._steps: dict[int, dict[int, list[_Added]]] = {}
+        # What the forwards of steps that are not over have found of buffers that change, by step.
+        self._found: dict[int, dict[str, Tensor]] = {}
+        self._begun = False
 
     @contextmanager
     def counting(self, step: int, index: int) -> Iterator[None]:
         """Count what a forward adds, as that of micro-batch `index` of a step.
 
-        A forward outside of it, such as one that is run again to save memory, adds nothing.
+        A forward outside of it, such as one that is run again to save memory, adds nothing. A
+        worker's forwards of a step come before those of the next one.
         """
+        self._find(step)
         if not self._layers:
             with self._changing.renewed():
                 yield
@@ -125,6 +133,49 @@ class RunningStatistics:
         finally:
             for layer in self._layers:
                 layer.into = None
+
+    def _find(self, step: int) -> None:
+        """Keep what a step's forwards find of the other buffers, but of large ones that stay."""
+        if step in self._found:
+            return
+        marks = self._marks if self._begun else {}
+        self._found[step] = {
+            path: found[0].clone()
+            for path, found in self._marked().items()
+            if found[0] is not None
+            and (found[0].nbytes <= _SMALL or not _same(found, marks.get(path)))
+        }
+        self._begun = True
+
+    @contextmanager
+    def as_of(self, step: int) -> Iterator[None]:
+        """Meanwhile buffers are as after so many steps, whatever later ones have done to them."""
+        kept = {path: self._place(path, value) for path, value in self._earlier(step)}
+        try:
+            yield
+        finally:
+            for path, value in kept.items():
+                self._place(path, value)
+
+    def go_back(self, step: int) -> None:
+        """Have buffers be as after so many steps, for good: later ones do not count."""
+        for path, value in self._earlier(step):
+            child, name = self._others[path]
+            now: Tensor | None = child._buffers[name]
+            if now is not None and now.shape == value.shape:
+                now.detach().copy_(value)  # others may have the same tensor
+            else:
+                self._place(path, value)
+
+    def _earlier(self, step: int) -> list[tuple[str, Tensor]]:
+        return list(self._found.get(step, {}).items())
+
+    def _place(self, path: str, value: Tensor | None) -> Tensor | None:
+        """Put a buffer into its place; the one that was there."""
+        child, name = self._others[path]
+        before: Tensor | None = child._buffers[name]
+        child._buffers[name] = value
+        return before
 
     def take(self, step: int, count: int) -> list[Tensor]:
         """What this worker's micro-batches of a step add, to be summed over the stage's workers.
@@ -155,8 +206,9 @@ class RunningStatistics:
         return tensors
 
     @torch.no_grad()
-    def apply(self, sums: list[Tensor]) -> None:
+    def apply(self, step: int, sums: list[Tensor]) -> None:
         """Take a step, of which `sums` is what all workers add."""
+        self._found = {number: some for number, some in self._found.items() if number > step}
         if not self._layers:
             return
         *pairs, calls = sums
@@ -210,3 +262,8 @@ class RunningStatistics:
                 "over its forwards, such as nn.BatchNorm1d, whose statistics are combined; or a "
                 "stage of one worker: `limit: 1` of its type in schedule.resources"
             )
+
+
+def _same(found: tuple[Tensor | None, int], before: tuple[Tensor | None, int] | None) -> bool:
+    """Whether a buffer is the one that it was, and has not been changed."""
+    return before is not None and found[0] is before[0] and found[1] == before[1]

@@ -60,7 +60,7 @@ def test_they_are_those_of_one_process(momentum, width):
         parts = [statistics.take(step, len(inputs)) for statistics in kept]
         sums = [sum(tensors) for tensors in zip(*parts, strict=True)]
         for worker, statistics in zip(workers, kept, strict=True):
-            statistics.apply(sums)
+            statistics.apply(step, sums)
             torch.testing.assert_close(
                 worker.state_dict(), alone.state_dict(), rtol=1e-12, atol=1e-12
             )
@@ -129,6 +129,42 @@ def test_a_buffer_is_found_changed_however_it_is_done(change):
             module(torch.ones(2))
     with pytest.raises(ModelError, match=r"'0.seen': training changes this buffer"):
         statistics.take(0, 4)
+
+
+def _add(module):
+    module.seen += 1.0
+
+
+@pytest.mark.parametrize("change", [_renew, _behind_the_version, _add])
+@pytest.mark.parametrize("for_good", [False, True])
+def test_buffers_are_had_as_after_any_step_that_later_forwards_have_left(change, for_good):
+    module = nn.Sequential(Renewing(change), nn.BatchNorm1d(2))
+    module[0].register_buffer("stays", torch.ones(1))
+    statistics, found = RunningStatistics(module, 1), {}
+
+    def forward(step):
+        found.setdefault(step, module[0].seen.clone())
+        for index in range(2):
+            with statistics.counting(step, index):
+                module(torch.rand(4, 2))
+
+    forward(0)
+    statistics.apply(0, statistics.take(0, 2))
+    forward(1)
+    forward(2)
+    newest = module[0].seen.clone()
+    for step in (1, 2):
+        if for_good and step == 2:
+            break
+        with statistics.as_of(step):
+            assert torch.equal(module.state_dict()["0.seen"], found[step])
+        assert torch.equal(module[0].seen, newest)
+    if for_good:
+        statistics.go_back(1)
+        assert torch.equal(module[0].seen, found[1])
+    statistics.apply(1, statistics.take(1, 2))
+    with statistics.as_of(3):  # none has begun that
+        assert torch.equal(module[0].seen, found[1] if for_good else newest)
 
 
 @pytest.mark.parametrize("value", [True, 3, 0.5, float("nan"), float("inf")])
