@@ -195,7 +195,8 @@ class Following:
         self._versions.use_newest(step)
         if self._rows.layers:
             self._rows.order.wait_to_pull(step + self._staleness)  # until all commits are in
-        with _unchanged(self._layers.graph.module), self._ending.averaged():
+        module, statistics = self._layers.graph.module, self._layers.statistics
+        with statistics.as_of(step), _unchanged(module), self._ending.averaged():
             measured = evaluate(f"valid@{step}")
         self._layers.group.barrier()  # before this worker commits what others must not see yet
         self._progress.phase = TRAIN
