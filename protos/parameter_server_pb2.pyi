@@ -1520,17 +1520,23 @@ class Rename(_message.Message):
 
     FROM_PREFIX_FIELD_NUMBER: _builtins.int
     TO_PREFIX_FIELD_NUMBER: _builtins.int
+    WEIGHTS_ALONE_FIELD_NUMBER: _builtins.int
     from_prefix: _builtins.str
     to_prefix: _builtins.str
+    weights_alone: _builtins.bool
+    """What a table has: rows begin anew under its own spec, with these weights, and with usage and
+    counts where it keeps any. Tables that are not there are left out.
+    """
     def __init__(
         self,
         *,
         from_prefix: _builtins.str = ...,
         to_prefix: _builtins.str = ...,
+        weights_alone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_prefix", b"from_prefix", "to_prefix", b"to_prefix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_prefix", b"from_prefix", "to_prefix", b"to_prefix", "weights_alone", b"weights_alone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

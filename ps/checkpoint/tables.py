@@ -37,7 +37,7 @@ from ps.errors import CheckpointError, DeltaError, ReplacedError
 from ps.table.applied import Applied, AppliedWindow
 from ps.table.buckets import Route, buckets_of, default_route
 from ps.table.series import SeriesProgress
-from ps.table.spec import describe_difference
+from ps.table.spec import describe_difference, make_table
 from ps.table.table import Table
 
 _LONGEST_CHAIN = 10_000
@@ -250,6 +250,7 @@ def load_tables(
     *,
     verified: bool = False,
     adapt: Adapt = lambda spec: spec,
+    weights_alone: bool = False,
 ) -> tuple[dict[str, Table], Applied]:
     """New tables with the rows of some buckets, and what had been applied.
 
@@ -259,6 +260,7 @@ def load_tables(
         directory: for rows beyond a table's memory.
         verified: the checksums have been compared already.
         adapt: from a table's spec in the files, the one to make it with; None leaves it out.
+        weights_alone: rows begin anew, whatever the spec they are made with, with these weights.
 
     Raises:
         CheckpointError: naming the file, what is wrong and what was expected.
@@ -282,7 +284,8 @@ def load_tables(
             if file.table:
                 # A shard may also have rows that were on their way to it, of buckets not its own.
                 own = buckets_of(_route(manifest), file.shard)
-                _absorb(store, file, tables, own if wanted is None else own & wanted, adapt)
+                own = own if wanted is None else own & wanted
+                _absorb(store, file, tables, own, adapt, weights_alone=weights_alone)
     return tables, applied
 
 
@@ -292,10 +295,13 @@ def _absorb(
     tables: dict[str, Table],
     wanted: NDArray[np.uint8],
     adapt: Adapt,
+    *,
+    weights_alone: bool,
 ) -> None:
     path = f"{store.url}/{file.name}"
     with store.open(file.name) as stream:
-        other = adapt(read_spec(stream, path))
+        written = read_spec(stream, path)
+        other = adapt(written)
         if other is None:
             return
         table = tables[other.name]
@@ -304,9 +310,13 @@ def _absorb(
                 f"{path}: its spec differs from that of the table's other files: "
                 f"{describe_difference(table.spec, other)}"
             )
+        source = None
+        if weights_alone:
+            written.ClearField("tier")  # it only says how rows of the file lie
+            source = make_table(written)
         try:
             for block in read_blocks(stream, path, file.rows):
-                table.native.absorb(block, wanted)
+                table.native.absorb(block, wanted, source)
         except (ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path}: {error}") from None
         except MemoryError:

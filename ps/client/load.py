@@ -22,7 +22,7 @@ _SWITCH_S = 120.0  # for a shard to take its turn at what it has read
 
 
 def load(
-    session: Session, place: str | Path, timeout_s: float, rename: tuple[str, str] | None = None
+    session: Session, place: str | Path, timeout_s: float, rename: pb.Rename | None = None
 ) -> int:
     """Load a checkpoint on all shards; see ParameterClient.load."""
     store = open_store(place)
@@ -52,7 +52,7 @@ def load(
             time.sleep(_PAUSE_S)
 
 
-def _load(session: Session, store: Store, limit: float, rename: tuple[str, str] | None) -> int:
+def _load(session: Session, store: Store, limit: float, rename: pb.Rename | None) -> int:
     """One attempt; the number of rows. Until all shards have read theirs, nothing changes."""
     with Hold(session, limit) as hold:
         save = read_save(store.url, _checked)
@@ -107,7 +107,7 @@ class _Part:
         shards: how many there are.
         save: as of `save_of`.
         limit: when, by `time.monotonic`, it is to have been read.
-        rename: prefixes of tables' names, in the save and on the shard; None: as they are.
+        rename: which tables to take, under which names; None: all as they are.
 
     Attributes:
         in_use: whether the shard has said so.
@@ -121,7 +121,7 @@ class _Part:
         shards: int,
         save: str,
         limit: float,
-        rename: tuple[str, str] | None,
+        rename: pb.Rename | None,
     ) -> None:
         self.shard = shard
         self.in_use = False
@@ -130,7 +130,7 @@ class _Part:
         self._requests: SimpleQueue[pb.LoadRequest | None] = SimpleQueue()
         request = pb.LoadRequest(directory=store.url, shard=index, shards=shards, save=save)
         if rename is not None:
-            request.rename.CopyFrom(pb.Rename(from_prefix=rename[0], to_prefix=rename[1]))
+            request.rename.CopyFrom(rename)
         self._requests.put(request)
         self._replies = shard.stub.Load(iter(self._requests.get, None), timeout=self._timeout_s)
 

@@ -385,6 +385,7 @@ class ParameterClient(Connected, StepClient):
         timeout_s: float = FILES_TIMEOUT_S,
         *,
         rename: tuple[str, str] | None = None,
+        weights_alone: bool = False,
     ) -> int:
         """Replace the tables of a checkpoint by its rows, written by any number of shards.
 
@@ -396,6 +397,9 @@ class ParameterClient(Connected, StepClient):
             rename: prefixes, in the checkpoint and here: only tables whose names begin with the
                 first are loaded, beginning with the second. What had been applied of clients and
                 series is left out, and a table that is there keeps its durability and memory.
+            weights_alone: with `rename`: only tables that are there are loaded, and keep their
+                specs; their rows begin anew, with the checkpoint's weights and, where both
+                count it, usage.
 
         Returns:
             The number of rows loaded.
@@ -405,7 +409,11 @@ class ParameterClient(Connected, StepClient):
             ShardError: a shard failed.
         """
         self.flush()
-        rows = load(self.session(), path, timeout_s, rename)
+        named = None
+        if rename is not None:
+            before, after = rename
+            named = pb.Rename(from_prefix=before, to_prefix=after, weights_alone=weights_alone)
+        rows = load(self.session(), path, timeout_s, named)
         self._specs.clear()
         return rows
 

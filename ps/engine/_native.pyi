@@ -109,7 +109,16 @@ class Table:
             ForgottenError: rows evicted since then can no longer be named.
             RuntimeError: the table is being saved already.
         """
-    def absorb(self, block: _Buffer, wanted: _Buffer | None) -> int: ...
+    def absorb(
+        self, block: _Buffer, wanted: _Buffer | None, source: "Table | None" = None
+    ) -> int:
+        """Take the rows of a block whose buckets are wanted; how many.
+
+        Args:
+            source: made as the table that the block was written of, of the same `dim`: rows begin
+                anew with its weights, and its usage and counts where both tables keep any.
+        """
+
     def erase(self, buckets: _Buffer) -> None: ...
     def shrink(self, time_s: int, step: int, decay: bool) -> int: ...
     def demote(self) -> None: ...

@@ -122,10 +122,25 @@ def read_rows(
     """
 
     def adapt(spec: pb.TableSpec) -> pb.TableSpec | None:
-        return spec if rename is None else _renamed(spec, rename, state)
+        if rename is None:
+            return spec
+        adapted = _renamed(spec, rename, state)
+        if adapted is None or not rename.weights_alone:
+            return adapted
+        have = state.tables.get(adapted.name)
+        if have is not None and have.spec.dim != spec.dim:
+            raise CheckpointError(
+                f"{place}: table {spec.name!r} has rows of {spec.dim} values; expected "
+                f"{have.spec.dim}, as of {adapted.name!r}"
+            )
+        return None if have is None else have.spec
 
     def read(links: Chain) -> Loaded:
-        tables, applied = load_tables(links, state.owned(share), state.directory, adapt=adapt)
+        tables, applied = load_tables(
+            *(links, state.owned(share), state.directory),
+            adapt=adapt,
+            weights_alone=rename is not None and rename.weights_alone,
+        )
         tables = {name: replace(table, share=share) for name, table in tables.items()}
         if rename is not None:
             return Loaded(place, tables, Applied(), {}, lasting)

@@ -22,6 +22,7 @@ from workers.data.errors import DataError
 from workers.data.labels import LABEL, click_label
 from workers.device.copies import Staging, Upload
 from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of, unique_keys
+from workers.embedding.spec import EmbeddingSpec
 from workers.links.frames import Frame, FrameId
 from workers.model.chain.lookups import Lookup, Sources, embedding_at, keys_of, sources_by_table
 from workers.stage.staleness import RowOrder
@@ -89,6 +90,23 @@ class PulledRows:
         return [leaf.grad for leaf in self.leaves.values() if leaf.grad is not None]
 
 
+def create_tables(
+    client: ParameterClient, tables: Mapping[str, EmbeddingSpec], namespace: str, job: JobSpec
+) -> None:
+    """Make tables of a job's that are not there.
+
+    Args:
+        namespace: begins their names on the servers.
+    """
+    for spec in tables.values():
+        options = {"memory_bytes": job.servers.memory_bytes, **spec.table_options()}
+        if spec.wire is not None:
+            options["wire"] = spec.wire
+        client.create_table(
+            namespace + spec.table, **options, durability=job.servers.durability or "none"
+        )
+
+
 class StageRows:
     """The sparse embeddings of one stage and their tables.
 
@@ -140,19 +158,14 @@ class StageRows:
             for table, spec in self.tables.items()
             if spec.score is not None
         }
-        self._beyond: list[str] = []  # tables that may have rows on the disks of their servers
         self._expected: list[Future[None]] = []
-        for spec in self.tables.values():
-            options = {"memory_bytes": job.servers.memory_bytes, **spec.table_options()}
-            if spec.wire is not None:
-                options["wire"] = spec.wire
-            if options["memory_bytes"]:
-                self._beyond.append(spec.table)
-            client.create_table(
-                namespace + spec.table,
-                **options,
-                durability=job.servers.durability or "none",
-            )
+        # Tables that may have rows on the disks of their servers.
+        self._beyond = [
+            spec.table
+            for spec in self.tables.values()
+            if spec.table_options().get("memory_bytes", job.servers.memory_bytes)
+        ]
+        create_tables(client, self.tables, namespace, job)
 
     def distinct(
         self, micro_batches: Sequence[Mapping[str, Tensor]], *, learning: bool

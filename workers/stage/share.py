@@ -12,6 +12,8 @@ from protos.node_pb2 import LaunchRequest
 from workers.data import Dataset, GlobalBatches
 from workers.data.check import check_all
 from workers.device.units import VISIBLE
+from workers.embedding.sparse import SparseEmbedding, tables_of
+from workers.embedding.spec import EmbeddingSpec
 from workers.errors import UnfitPlanError
 from workers.learning.precision import Precision
 from workers.links.pipeline import Place
@@ -43,6 +45,7 @@ class Share:
         beginning: of the training; the graph's layers are as they are then.
         routes: of products of the stage's `nn.Linear`, as of the decision.
         weights: that the job's own training begins with.
+        all_tables: of the whole model, by name.
         folder: for experts that lie out of memory; None: all are in it.
         rooms: bytes of memory for those of each layer.
     """
@@ -60,6 +63,7 @@ class Share:
     routes: Routes
     beginning: Beginning
     weights: Weights | None
+    all_tables: Mapping[str, EmbeddingSpec]
     folder: Path | None
     rooms: Mapping[str, int]
 
@@ -146,6 +150,7 @@ class Share:
             routes,
             beginning,
             weights,
+            tables_of(m for m in traced.model.modules() if isinstance(m, SparseEmbedding)),
             folder,
             rooms,
         )

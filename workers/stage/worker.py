@@ -43,6 +43,7 @@ from workers.stage.parts import Parts
 from workers.stage.regroups import Regroups, read_state
 from workers.stage.reporter import Reporter
 from workers.stage.restoring import check_best, restore_best
+from workers.stage.rows import create_tables
 from workers.stage.saved_check import check_saved
 from workers.stage.series import holds_just, series_of
 from workers.stage.share import Share
@@ -405,8 +406,13 @@ class Worker:
                 )
                 _log.info("the tables hold %s the cut", "just" if held else "more than")
             if beginning.tables and not held:
+                anew = not beginning.step  # what `train.from` names has weights, and no more
+                if anew:  # those of other stages may not be there yet
+                    create_tables(parts.client, share.all_tables, share.tables, self._launch.job)
                 try:
-                    rows = parts.client.load(beginning.tables, rename=beginning.rename)
+                    rows = parts.client.load(
+                        beginning.tables, rename=beginning.rename, weights_alone=anew
+                    )
                 except CheckpointError as error:
                     kind = CutError if beginning.step else ModelError
                     raise kind(f"{beginning.tables}: {error}") from error

@@ -186,12 +186,18 @@ void TablePush(Table& self, nb::handle keys_object, size_t key_bytes, nb::handle
   self.Push(keys.data(), n, key_bytes, batch);
 }
 
-uint64_t TableAbsorb(Table& self, nb::handle block_object, nb::object wanted_object) {
+uint64_t TableAbsorb(Table& self, nb::handle block_object, nb::object wanted_object,
+                     const Table* source) {
   View block(block_object);
   std::optional<Buckets> wanted;
   if (!wanted_object.is_none()) wanted = BucketsOf(View(wanted_object));
+  if (source && source->dim() != self.dim()) {
+    throw std::invalid_argument("rows of dim " + std::to_string(source->dim()) + "; expected " +
+                                std::to_string(self.dim()));
+  }
   nb::gil_scoped_release released;
-  return self.Absorb(block.data(), block.size(), wanted ? &*wanted : nullptr);
+  return self.Absorb(block.data(), block.size(), wanted ? &*wanted : nullptr,
+                     source ? &source->options() : nullptr);
 }
 
 // Keeps its table from being saved twice at a time; ends with close or with its life.
@@ -285,7 +291,7 @@ void BindTable(nb::module_& m) {
       .def("check_room", &Table::CheckRoom, nb::call_guard<nb::gil_scoped_release>())
       .def("snapshot", &NewSnapshot, "since"_a, "values"_a, "min_score"_a, "buckets"_a.none(),
            nb::keep_alive<0, 1>())
-      .def("absorb", &TableAbsorb, "block"_a, "wanted"_a.none())
+      .def("absorb", &TableAbsorb, "block"_a, "wanted"_a.none(), "source"_a.none() = nb::none())
       .def(
           "erase",
           [](Table& self, nb::handle buckets_object) {

@@ -290,7 +290,7 @@ void Table::Erase(const Buckets& buckets) {
   }
 }
 
-uint64_t Table::Absorb(const void* block, size_t size, const Buckets* wanted) {
+uint64_t Table::Absorb(const void* block, size_t size, const Buckets* wanted, const Options* from) {
   BlockHeader header;
   if (size < sizeof(header)) throw std::invalid_argument("a block of rows ends early");
   std::memcpy(&header, block, sizeof(header));
@@ -306,21 +306,26 @@ uint64_t Table::Absorb(const void* block, size_t size, const Buckets* wanted) {
     }
     Subtable& sub = *subtables_[header.subtable];
     std::lock_guard lock(sub.mutex);
-    if (!sub.AbsorbBloom(record, header.record_bytes)) {
+    if (!sub.AbsorbBloom(record, header.record_bytes) && !from) {
       throw std::invalid_argument("a block of counters of another size");
     }
     return 0;
   }
   const bool rows = kind == BlockKind::kNarrow || kind == BlockKind::kFull;
-  const bool usage = options_.usage() || kind == BlockKind::kCounted;
+  const Options& written = from ? *from : options_;
+  const bool usage = written.usage() || kind == BlockKind::kCounted;
   const size_t expected = sizeof(uint64_t) +
                           (kind == BlockKind::kGone ? 0 : (usage ? sizeof(Usage) : 0)) +
-                          (rows ? options_.layout.bytes(kind == BlockKind::kFull) : 0);
+                          (rows ? written.layout.bytes(kind == BlockKind::kFull) : 0);
   if (header.kind > static_cast<uint8_t>(BlockKind::kGone) || header.record_bytes != expected) {
     throw std::invalid_argument("a block of kind " + std::to_string(header.kind) + " has " +
                                 std::to_string(header.record_bytes) + " bytes a record; expected " +
                                 std::to_string(expected));
   }
+  if (from && kind == BlockKind::kCounted && !options_.admission.exact()) return 0;
+  const Layout& layout = options_.layout;
+  std::vector<char> anew(from ? layout.bytes(true) : 0);
+  std::vector<float> values(from ? layout.dim() : 0);
   uint64_t taken = 0;
   for (uint32_t i = 0; i < header.count; ++i, record += header.record_bytes) {
     uint64_t key;
@@ -339,7 +344,15 @@ uint64_t Table::Absorb(const void* block, size_t size, const Buckets* wanted) {
       std::memcpy(&used, row, sizeof(used));
       row += sizeof(used);
     }
-    sub.AbsorbRow(kind, key, used, row);
+    if (from && rows) {
+      from->layout.Read(row, kind == BlockKind::kFull, values.data());
+      const bool full = kind == BlockKind::kFull || !layout.has_lazy();
+      layout.Init(key, full, anew.data());
+      layout.Put(anew.data(), values.data(), full, Layout::Write::kAssign, 0);
+      sub.AbsorbRow(full ? BlockKind::kFull : BlockKind::kNarrow, key, used, anew.data());
+    } else {
+      sub.AbsorbRow(kind, key, used, row);
+    }
     ++taken;
   }
   return taken;

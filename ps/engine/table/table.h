@@ -43,8 +43,11 @@ class Table {
   void Demote();
   uint64_t Shrink(uint32_t time_s, uint32_t step, bool decay);
   void Erase(const Buckets& buckets);
-  // Takes the rows of a block whose buckets are wanted. Throws std::invalid_argument.
-  uint64_t Absorb(const void* block, size_t size, const Buckets* wanted);
+  // Takes the rows of a block whose buckets are wanted. With `from`, of which the block's table
+  // was, they begin anew with its weights, which are as many, and with its usage and counts where
+  // this table keeps any. Throws std::invalid_argument.
+  uint64_t Absorb(const void* block, size_t size, const Buckets* wanted,
+                  const Options* from = nullptr);
 
   // One snapshot at a time. Begin is quick: it names the cut, and `selection` must live until
   // End. Next returns blocks until an empty one. Begin throws Forgotten, or std::runtime_error

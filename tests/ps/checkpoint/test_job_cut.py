@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps import CheckpointError, LocalShards, LocalTable, ParameterClient
+from ps import Admission, CheckpointError, LocalShards, LocalTable, ParameterClient, Segment
 
 DIM = 3
 KEYS = np.arange(1, 400, dtype=np.uint64)
@@ -123,3 +123,72 @@ def test_a_table_of_another_shape_is_refused(client: ParameterClient, tmp_path: 
     with pytest.raises(Exception, match="table name"):
         client.load(tmp_path / "0", rename=("a.", "-b."))
     assert client.pull("b.t", KEYS).shape == (len(KEYS), DIM + 1)
+
+
+@pytest.mark.parametrize("since", [False, True], ids=["whole", "delta"])
+def test_weights_alone_begin_anew_in_the_table_that_is_there(
+    client: ParameterClient, tmp_path: Path, since: bool
+) -> None:
+    """Under its own optimizer, as if they had been its first; what no table is made for is left."""
+    for name in ("a.t", "a.u", "a.gone"):
+        client.create_table(name, DIM, optimizer="adam", learning_rate=0.1, seed=3)
+        client.push(name, KEYS, _ones())
+    client.save(tmp_path / "0")
+    for name in ("a.t", "a.u"):
+        client.push(name, KEYS[:9], _ones(-7.0)[:9])
+    if since:
+        client.save(tmp_path / "1", mode="delta", since=tmp_path / "0")
+    else:
+        client.save(tmp_path / "1")
+    client.create_table("b.t", DIM, optimizer="sgd", learning_rate=0.5, initializer="zeros")
+    client.create_table("b.u", DIM, optimizer="adam", learning_rate=0.1, seed=3)
+    client.create_table("b.new", DIM, optimizer="sgd", learning_rate=1.0, initializer="zeros")
+    client.push("b.t", KEYS, _ones(9.0))
+    client.push("b.new", KEYS, _ones(-2.0))
+    weights = client.pull("a.t", KEYS)
+    rows = client.load(tmp_path / "1", rename=("a.", "b."), weights_alone=True)
+    assert rows == 2 * len(KEYS)
+    np.testing.assert_array_equal(client.pull("b.t", KEYS), weights)
+    np.testing.assert_array_equal(client.pull("b.u", KEYS), weights)
+    np.testing.assert_array_equal(client.pull("b.new", KEYS), _ones(2.0))
+    client.push("b.t", KEYS, _ones(2.0))
+    np.testing.assert_array_equal(client.pull("b.t", KEYS), weights - 1)
+    client.push("b.u", KEYS, _ones(3.0))  # the first step of Adam: by its rate
+    np.testing.assert_allclose(client.pull("b.u", KEYS), weights - 0.1, rtol=1e-6)
+    names = {table.name for shard in client.stats() for table in shard.tables}
+    assert names == {"a.t", "a.u", "a.gone", "b.t", "b.u", "b.new"}
+
+
+def test_weights_alone_keep_their_usage_and_are_stored_as_the_table_does(
+    client: ParameterClient, tmp_path: Path
+) -> None:
+    seen = Admission(kind="count", threshold=2)
+    client.create_table("a.t", DIM, optimizer="adagrad", learning_rate=0.1, admission=seen)
+    client.push("a.t", KEYS, _ones())
+    client.push("a.t", KEYS[5:], _ones()[5:])
+    client.save(tmp_path / "0")
+    of_a_row = [
+        Segment(dim=1, optimizer="sgd"),
+        Segment(dim=2, optimizer="ftrl", learning_rate=1.0),
+    ]
+    client.create_table("b.t", DIM, segments=of_a_row, dtype="float16", admission=seen)
+    client.load(tmp_path / "0", rename=("a.", "b."), weights_alone=True)
+    weights = client.pull("a.t", KEYS)
+    np.testing.assert_array_equal(
+        client.pull("b.t", KEYS[5:]), weights[5:].astype(np.float16).astype(np.float32)
+    )
+    before = sum(table.rows for shard in client.stats() for table in shard.tables)
+    client.push("b.t", KEYS, _ones())  # for the first five the second time
+    rows = sum(table.rows for shard in client.stats() for table in shard.tables)
+    assert rows == before + 5
+
+
+def test_weights_alone_of_another_shape_are_refused(
+    client: ParameterClient, tmp_path: Path
+) -> None:
+    client.create_table("a.t", DIM)
+    client.push("a.t", KEYS, _ones())
+    client.save(tmp_path / "0")
+    client.create_table("b.t", DIM + 1, optimizer="sgd")
+    with pytest.raises(Exception, match=r"'a\.t' has rows of 3 values; expected 4, as of 'b\.t'"):
+        client.load(tmp_path / "0", rename=("a.", "b."), weights_alone=True)

@@ -6,7 +6,7 @@ A saved model, a cut of a running job, or the file of a plain state_dict.
 import io
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from safetensors.torch import load as load_bytes
 from torch import Tensor, nn
 
 from protos.naming import table_prefix
-from ps.checkpoint.manifest import is_checkpoint
+from ps.checkpoint.manifest import is_checkpoint, read_manifest
 from ps.checkpoint.places import open_store
+from workers.embedding.sparse import SparseEmbedding, tables_of
 from workers.model.code.entry import ModelError
 from workers.model.saved.cut import MANIFEST, check_tables, read_cut, split_place, weights_of
 from workers.model.saved.facts import DENSE, MODEL, read_dense, read_facts
@@ -35,12 +36,14 @@ class Weights:
         state: by the names of a model's state_dict.
         tables: where a save of its tables lies; empty for none.
         prefix: what their names begin with there.
+        dims: of the rows of each, by its name without that.
     """
 
     file: str
     state: Mapping[str, Tensor]
     tables: str = ""
     prefix: str = ""
+    dims: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_weights(place: str) -> Weights:
@@ -61,7 +64,7 @@ def read_weights(place: str) -> Weights:
             cut, (cuts, _) = read_cut(place), split_place(place)
             state = weights_of(cuts, cut)
             tables = check_tables(cuts, cut.tables)
-            return Weights(f"{place}/{MANIFEST}", state, tables, table_prefix(cut.job_id))
+            return _with_tables(f"{place}/{MANIFEST}", state, tables, cut.job_id)
         if MODEL not in there:
             raise ModelError(
                 f"train.from: {place}: no {MODEL} and no {MANIFEST} there; expected a saved "
@@ -71,11 +74,22 @@ def read_weights(place: str) -> Weights:
         job_id, dense = str(facts["job_id"]), read_dense(store, facts)
         saved = open_store(f"{store.url}/tables")
         tables = saved.url if is_checkpoint(saved) else ""
-        return Weights(f"{place}/{DENSE}", dense, tables, table_prefix(job_id))
+        return _with_tables(f"{place}/{DENSE}", dense, tables, job_id)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         if isinstance(error, ModelError):
             raise
         raise ModelError(f"train.from: {place}: {error}") from error
+
+
+def _with_tables(file: str, state: Mapping[str, Tensor], tables: str, job_id: str) -> Weights:
+    prefix = table_prefix(job_id)
+    specs = read_manifest(open_store(tables)).tables if tables else {}
+    dims = {
+        name.removeprefix(prefix): int(spec.get("dim", 0))
+        for name, spec in specs.items()
+        if name.startswith(prefix)
+    }
+    return Weights(file, state, tables, prefix, dims)
 
 
 def give_weights(model: nn.Module, weights: Weights, layers: list[str], *, tell: bool) -> None:
@@ -86,7 +100,7 @@ def give_weights(model: nn.Module, weights: Weights, layers: list[str], *, tell:
         tell: say in the log what has stayed as it was, and what was left over.
 
     Raises:
-        ModelError: one has another shape, or there is none of the model's.
+        ModelError: one has another shape, as rows of a table may, or there is none of the model's.
     """
     names: dict[int, list[str]] = {}
     own = model.state_dict(keep_vars=True)
@@ -114,8 +128,19 @@ def give_weights(model: nn.Module, weights: Weights, layers: list[str], *, tell:
             f"train.from: {weights.file}: has {_some(sorted(weights.state))}; expected weights of "
             f"the model: {_some(new)}"
         )
+    tables = tables_of(m for m in model.modules() if isinstance(m, SparseEmbedding))
+    for table, dim in weights.dims.items():
+        if table in tables and tables[table].dim != dim:
+            raise ModelError(
+                f"train.from: {weights.file}: table {table!r} has rows of {dim} values; the "
+                f"model's have {tables[table].dim}"
+            )
     if not tell:
         return
+    if weights.tables and (unknown := sorted(set(tables) - set(weights.dims))):
+        _log.warning("new tables, not in %s: %s", weights.file, _some(unknown))
+    if gone := sorted(set(weights.dims) - set(tables)):
+        _log.warning("tables of %s not in the model: %s", weights.file, _some(gone))
     left = sorted(set(weights.state) - set(own))
     if new:
         with_new = [layer for layer in layers if any(n.startswith(f"{layer}.") for n in new)]
