@@ -210,6 +210,9 @@ class _Check:
         if train.batch_norm == "sync" and train.micro_batches > 1:
             text = "1, or none: with batch_norm sync a step is one micro-batch"
             self._wrong("train.micro_batches", str(train.micro_batches), text)
+        elif 0 < train.batch_size < train.micro_batches:
+            text = f"at most the samples of a step, train.batch_size, {train.batch_size}"
+            self._wrong("train.micro_batches", str(train.micro_batches), text)
         wrongs = (
             *wrong_checkpoints(self.job, metric_names(self.job)),
             *complete_origin(self.job),

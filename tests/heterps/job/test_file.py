@@ -134,6 +134,10 @@ def test_settings_of_optimizers_and_steps(job):
             ["train.batch_norm=sync", "train.micro_batches=4"],
             "train.micro_batches: got 4, expected 1, or none: with batch_norm sync a step is one",
         ),
+        (
+            ["train.batch_size=16", "train.micro_batches=17"],
+            "train.micro_batches: got 17, expected at most the samples of a step, train.batch_size",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(job, overrides, text):
