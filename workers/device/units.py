@@ -29,8 +29,10 @@ def compute_environment(threads: int = 1) -> dict[str, str]:
 
     A unit is so many cores: libraries must not take more. Large blocks of memory come in huge
     pages: where a page costs much, as in virtual machines, a tensor of 48 MB otherwise takes
-    longer to get than to fill.
+    longer to get than to fill. Hashes of text are alike on all nodes, since a model may be made in
+    the order of a set.
     """
     libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     cores = dict.fromkeys(libraries, str(threads))
-    return cores | {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _HUGE_PAGES)}
+    huge = os.environ.get("GLIBC_TUNABLES", _HUGE_PAGES)
+    return cores | {"GLIBC_TUNABLES": huge, "PYTHONHASHSEED": "0"}

@@ -19,7 +19,9 @@ from chassis.near import did_you_mean
 from protos.job_pb2 import JobSpec
 from workers.errors import CallbackError
 from workers.learning.optimizers import rate_factor
+from workers.model.checks.numbers import Numbers
 from workers.model.code.entry import ModelError, integral, load_entry
+from workers.model.objective.loss import job_loss
 from workers.stage.ending import Ending
 from workers.stage.progress import Progress
 from workers.stage.schedule import Schedule
@@ -129,6 +131,8 @@ class Callbacks:
         self._ending = ending
         self._progress = progress
         self._stop = stop
+        # Code that steps are computed by, of the job's own.
+        self._computing = [job_loss(job).function, *{type(one) for one in module.modules()}]
         self._looked = False  # whether any has the module
         self._seen: _Seen | None = None  # the module before the callback that runs
         self._begun = False
@@ -181,10 +185,17 @@ class Callbacks:
             state = self._state(step, error)
             where = f"{name}: {hook} after step {state.step}"
             self._seen = self._look_at() if self._looked else None
+            numbers = Numbers(*self._computing)
             try:
                 function(state, *more)
             except (Exception, SystemExit) as failed:
                 raise CallbackError(f"{where}: {type(failed).__name__}: {failed}") from failed
+            for number in numbers.changed():
+                raise CallbackError(
+                    f"{where} changed {number.name!r}, which the loss or a layer reads: other "
+                    "workers have the old one, and so have jobs that go on from a checkpoint; "
+                    "expected what follows from the step in a buffer that a forward counts"
+                )
             if self._seen is not None and (changed := self._seen.changed()):
                 raise CallbackError(
                     f"{where} changed {changed!r}; expected what only looks at parameters, "

@@ -78,6 +78,7 @@ class Evaluation:
                 keys = self._rows.distinct([tensors], learning=False)
                 self._rows.bind(self._rows.pull(keys, learning=False), 0)
                 uploads = {n: layers.staging.upload(tensors[n]) for n in layers.graph.inputs}
+                layers.randomness.measuring(number or 0)
                 outputs = layers.run({name: upload.here() for name, upload in uploads.items()})
                 if number is None:
                     continue

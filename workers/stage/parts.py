@@ -12,6 +12,7 @@ from workers.links.notices import Notices
 from workers.links.pipeline import Links, Place
 from workers.model.chain.trace import StageGraph
 from workers.model.objective.metrics import JobMetrics
+from workers.stage.alike import check_buffers
 from workers.stage.beginning import Beginning
 from workers.stage.callbacks import Callbacks, job_callbacks
 from workers.stage.commits import RowCommits
@@ -132,6 +133,8 @@ def assemble(
 ) -> Parts:
     """The parts of a connected worker, its layers on their device.
 
+    The workers of a stage do it together.
+
     Args:
         staleness: updates that a step lacks.
         tables: what the names of the job's tables begin with.
@@ -142,8 +145,13 @@ def assemble(
         over: how many generations of this attempt none of whose commits is applied any more.
         lockstep: whether the workers of the stage share out experts.
         logs: the folder that directories of loggers are relative to; empty: there is none.
+
+    Raises:
+        ModelError: they have made other buffers.
     """
     graph, inbox = layers.graph, links.inbox
+    if not (beginning.step or lockstep):  # which has other experts on each
+        check_buffers(graph.module, layers.group)
     leads = place.stage == place.rank == 0
     if graph.lookups or leads:  # before there are tables that something late could change
         close_series(client, tables, facts.attempt, former, over, len(facts.layers))

@@ -304,6 +304,43 @@ def test_one_that_changes_what_is_trained_is_refused(called, how):
         Pipeline(job, heads_model, [1, 3], [2, 3], batches(), 4).run()
 
 
+SCHEDULED = """
+import shared
+
+def total(outputs, batch):
+    return {"click": shared.now["rate"] * outputs["click"].square().mean()}
+"""
+SCHEDULES = """
+import shared
+
+class Schedules:
+    calls = 0
+    def on_step(self, state):
+        self.calls += 1
+        if state.step == 2:
+            shared.now["rate"] = self.rate
+
+    def __init__(self, rate):
+        self.rate = rate
+"""
+
+
+def test_one_that_changes_what_a_loss_reads_is_refused(tmp_path):
+    """Which only the worker that calls it would see."""
+    (tmp_path / "shared.py").write_text('now = {"rate": 1.0}')
+    (tmp_path / "callbacks.py").write_text(SCHEDULES)
+    for rate in (1.0, 0.5):
+        job = job_of(tmp_path, SCHEDULED)
+        job.model.callbacks.append("callbacks.py:Schedules")
+        job.model.callback_args["Schedules"].update({"rate": rate})
+        pipeline = Pipeline(job, heads_model, [1, 3], [2, 3], batches(), 4)
+        if rate == 1.0:
+            pipeline.run()
+            continue
+        with pytest.raises(CallbackError, match=r"after step 2 changed 'rate', which the loss or"):
+            pipeline.run()
+
+
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_one_that_looks_changes_nothing(called, staleness):
     found = []

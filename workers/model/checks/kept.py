@@ -8,7 +8,7 @@ only as long as both are in one stage.
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from workers.model.chain.in_place import told_in_place
 from workers.model.chain.sizes import REMADE
 from workers.model.chain.trace import TracedModel
+from workers.model.checks.numbers import Number, Numbers, far
 from workers.model.checks.trial import Layers, given_to, mark, tried
 from workers.model.code.entry import ModelError
 from workers.model.module.modes import keeping_buffers
@@ -26,8 +27,6 @@ from workers.moe.gate import Gate
 
 _TOLERANCE = 1e-5  # of the largest value: the same computed again rounds alike, or nearly
 _LEAST = 1e-7
-_FAR = 1_000_000  # calls
-_TORCHS = frozenset(vars(nn.Module()))  # attributes that are not a model's own
 _log = logging.getLogger("heterps.stage")
 
 
@@ -166,10 +165,9 @@ class _Kept(Layers):
         own.update(others)
         marks = {one: mark(one) for one in own}
         call = _Call.of(layer, module, args, kwargs)
-        numbers = _numbers(module)
+        numbers = Numbers(module)
         call.gave = first = call.made()
-        counts = [one for place, one in _numbers(module).items() if numbers.get(place) != one]
-        late = self._after_many(call, counts) if counts else first
+        late = _after_many(call, counts) if (counts := numbers.changed()) else first
         result = module(*args, **kwargs)
         _check_auxiliary(type(self._traced.model).__name__, layer, module)
         again = result, _auxiliary(module)
@@ -186,18 +184,6 @@ class _Kept(Layers):
             with self.others(number, call.module):
                 if not _same(call.gave, call.made()):
                     self.overhearing.append(call.layer)
-
-    def _after_many(self, call: _Call, counts: Sequence["_Number"]) -> Any:
-        """What a call gives where what has counted calls has counted many."""
-        try:
-            for one in counts:
-                one.put(one.value + _FAR)
-            return call.made()
-        except Exception:
-            return call.gave  # such as an index; nothing is known then
-        finally:
-            for one in counts:
-                one.put(one.value)
 
     def _is_felt(self, value: fx.Node, node: fx.Node) -> bool:
         """Whether others would have another value than in the model's own forward if it changed.
@@ -220,36 +206,12 @@ class _Kept(Layers):
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Number:
-    """A number that a module keeps, itself or in a dict or an object of its own."""
-
-    holder: Any = field(compare=False)
-    name: str
-    value: float
-
-    def put(self, value: float) -> None:
-        if isinstance(self.holder, dict):
-            self.holder[self.name] = value
-        else:
-            setattr(self.holder, self.name, value)
-
-
-def _numbers(module: nn.Module) -> dict[tuple[int, str], _Number]:
-    """By the memory of the holder and the name there."""
-    found: dict[tuple[int, str], _Number] = {}
-    for one in module.modules():
-        holders: list[Any] = [one]
-        for name, value in vars(one).items():
-            own = isinstance(value, dict) and name not in _TORCHS
-            if own or (hasattr(value, "__dict__") and not isinstance(value, nn.Module | Tensor)):
-                holders.append(value)
-        for holder in holders:
-            kept = holder if isinstance(holder, dict) else vars(holder)
-            for name, value in kept.items():
-                if isinstance(name, str) and type(value) in (int, float):
-                    found[id(holder), name] = _Number(holder, name, value)
-    return found
+def _after_many(call: _Call, counts: Sequence[Number]) -> Any:
+    """What a call gives where what has counted calls has counted many."""
+    try:
+        return far(counts, call.made)
+    except Exception:
+        return call.gave  # such as an index; nothing is known then
 
 
 def _auxiliary(module: nn.Module) -> list[Tensor]:

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final
 
@@ -28,8 +29,9 @@ from workers.learning.objective import (
     total,
 )
 from workers.model.chain.trace import TracedModel
+from workers.model.checks.numbers import Numbers, far
 from workers.model.checks.probe import micro_batches_of
-from workers.model.checks.trial import first_parts, joined, leaves, run
+from workers.model.checks.trial import first_parts, joined, leaves, mark, run
 from workers.model.code.entry import ModelError
 from workers.model.module.randomness import Draws, refuse_draws
 from workers.model.objective.loss import job_loss, learned_by
@@ -77,18 +79,22 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
         raise ModelError(
             f"model.loss: {job.model.loss}: @loss(over=…) names no term {unknown[0]!r}"
         )
-    draws = Draws.now()
+    draws, numbers = Draws.now(), Numbers(loss.function)
     whole = float(total(loss.of_batch(outputs, labels)))
     fixed = loss.whole or bool(micro_batches_of(job, traced))
     drawn = draws.since()
     refuse_draws(f"model.loss: {job.model.loss}", drawn, fixed=fixed)
     draws.again()
     again = float(total(loss.of_batch(outputs, labels)))
+    if whole == again and (counts := numbers.changed()):
+        with suppress(Exception):  # such as an index; nothing is known then
+            draws.again()
+            again = far(counts, lambda: float(total(loss.of_batch(outputs, labels))))
     if whole != again and not (math.isnan(whole) and math.isnan(again)):
         raise ModelError(
             f"model.loss: {job.model.loss}: of the same samples it is {whole:g} at first and "
-            f"{again:g} when called again: each worker calls it for other micro-batches; expected "
-            "a loss that follows from outputs and labels alone"
+            f"{again:g} when called again, or often: each worker calls it for other micro-batches; "
+            "expected a loss that follows from outputs and labels alone"
         )
     if loss.whole or drawn:
         return
@@ -185,7 +191,16 @@ def check_metrics(traced: TracedModel, job: JobSpec) -> None:
     batch, metrics = joined(*parts), JobMetrics(job)
     try:
         found = metrics.take(run(traced, batch), labels_in(batch))
+        before = {name: mark(one) for name, one in found.items()}
         metrics.measure(found, "valid")
+        changed = [name for name, one in found.items() if mark(one) != before[name]]
+        if changed:
+            raise ModelError(
+                f"model.metrics: one of {', '.join(job.model.metrics)} changes in place what it is "
+                f"given as {changed[0].partition('.')[2] or 'outputs'!r}, which others are given "
+                "after it; expected operations that make other tensors: x.sigmoid(), not "
+                "x.sigmoid_()"
+            )
     except (ModelError, MissingLabelError):
         raise
     except Exception as error:

@@ -19,6 +19,7 @@ from workers.model.code.entry import ModelError
 from workers.moe.gate import Gate
 
 _MASK = (1 << 64) - 1
+_NO_STEP = -1
 _SEEDED = "expected torch's, such as torch.rand(…), which are seeded for each forward"
 _REMEDIES = {
     "torch": (
@@ -116,6 +117,10 @@ class Randomness:
         after = _generators()
         drawn = [name for name in before if before[name] != after[name]]
         refuse_draws("the model", drawn, fixed=self._fixed)
+
+    def measuring(self, batch: int) -> None:
+        """Have the forward of a held-out batch that follows, by its number, draw from its own."""
+        self._seed(_NO_STEP, batch)
 
     def _seed(self, step: int, micro_batch: int) -> None:
         number = _mixed(step << 20 ^ micro_batch)

@@ -141,7 +141,8 @@ class JobMetrics:
             alone = {name: values[0] for name, values in _starting(found, _ALONE).items()}
             outputs, labels = _starting(found, _OUTPUT), ByName(_starting(found, _LABEL))
             for name, function in self._functions.items():
-                results |= _numbers(name, function(as_given({**outputs, **alone}), labels), prefix)
+                value = function(as_given({**outputs, **alone}), ByName(labels))
+                results |= _numbers(name, value, prefix)
             for name, metric in self._objects.items():
                 value = self._accumulated(metric, found[_ROWS], outputs, alone, labels)
                 results |= _numbers(name, value, prefix)

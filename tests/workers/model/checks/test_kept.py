@@ -21,9 +21,12 @@ def job(tmp_path):
 class Counting(nn.Module):
     """Counts its forwards; what it does with the number is given."""
 
+    of_all = 0
+
     def __init__(self, compute):
         super().__init__()
         self.calls, self.compute = 0, compute
+        self.counted, self.notes = torch.zeros(()), {"calls": [0]}
 
     def forward(self, x):
         self.calls += 1
@@ -54,6 +57,46 @@ def warmed_up_by_an_object(self, x):
     return x * 0.5 if self.note.calls > 1000 else x
 
 
+_calls = 0
+
+
+def warmed_up_by_a_global(self, x):
+    global _calls  # noqa: PLW0603
+    _calls += 1
+    return x * 0.5 if _calls > 1000 else x
+
+
+def warmed_up_by_its_class(self, x):
+    type(self).of_all += 1
+    return x * 0.5 if self.of_all > 1000 else x
+
+
+def warmed_up_by_a_tensor(self, x):
+    self.counted += 1
+    return x * 0.5 if self.counted > 1000 else x
+
+
+def warmed_up_by_another_tensor(self, x):
+    self.counted = self.counted + 1
+    return x * 0.5 if self.counted > 1000 else x
+
+
+def warmed_up_by_a_list(self, x):
+    self.notes["calls"][0] += 1
+    return x * 0.5 if self.notes["calls"][0] > 1000 else x
+
+
+def warmed_up_outside():
+    calls = 0
+
+    def compute(self, x):
+        nonlocal calls
+        calls += 1
+        return x * 0.5 if calls > 1000 else x
+
+    return compute
+
+
 def told_now_and_then(self, x):
     if self.calls % 100 == 0:
         self.told = float(x.detach().mean())
@@ -74,7 +117,9 @@ def averaged_slowly(self, x):
     "compute",
     [
         *(warmed_up, annealed_loss, late_loss, averaged_slowly),
-        *(warmed_up_by_a_note, warmed_up_by_an_object),
+        *(warmed_up_by_a_note, warmed_up_by_an_object, warmed_up_by_a_global),
+        *(warmed_up_by_its_class, warmed_up_by_a_tensor, warmed_up_by_another_tensor),
+        *(warmed_up_by_a_list, warmed_up_outside()),
     ],
 )
 def test_what_depends_on_how_often_a_layer_was_called_is_refused(job, compute):

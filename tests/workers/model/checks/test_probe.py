@@ -472,6 +472,9 @@ class Several:
 
 def number(outputs, batch):
     return (outputs * batch["label"]).mean()
+
+def in_place(outputs, batch):
+    return (outputs.sigmoid_() > 0.5).float().mean()
 """
 
 
@@ -483,6 +486,7 @@ def number(outputs, batch):
         ("other", "label 'price'"),
         ("number", None),
         ("of_many", None),  # which may do once there are more
+        ("in_place", r"metrics\.py:in_place changes in place what it is given as"),
     ],
 )
 def test_metrics_that_give_no_number_are_refused_before_training(job, tmp_path, name, expected):

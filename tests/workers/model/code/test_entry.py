@@ -1,5 +1,6 @@
 """Models that a job's entry builds."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from protos.job_pb2 import JobSpec
+from workers.device.units import compute_environment
 from workers.model.code.entry import ModelError, job_model
 
 CODE = """
@@ -79,6 +81,30 @@ def test_a_model_is_the_same_in_every_process_whatever_it_draws_from(tmp_path):
         return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
     assert made(0) == made(0) != made(1)
+
+
+IN_A_SET = """
+from torch import nn
+
+def build():
+    return nn.ModuleDict({name: nn.Linear(2, 2) for name in {"item", "price", "shop", "user"}})
+"""
+
+
+def test_a_model_made_in_the_order_of_a_set_is_the_same_in_every_process(tmp_path):
+    (tmp_path / "model.py").write_text(IN_A_SET)
+    code = (
+        "import sys; from pathlib import Path; from protos.job_pb2 import ModelSpec\n"
+        "from workers.model.code.entry import build_model\n"
+        "made = build_model(ModelSpec(entry='model.py:build'), Path(sys.argv[1]), 0)\n"
+        "print({name: value.tolist() for name, value in made.state_dict().items()})\n"
+    )
+    argv, found = [sys.executable, "-c", code, str(tmp_path)], []
+    for seed in ("1", "2", "random"):  # of nodes
+        environment = {**os.environ, "PYTHONHASHSEED": seed, **compute_environment()}
+        ran = subprocess.run(argv, check=True, capture_output=True, text=True, env=environment)
+        found.append(ran.stdout)
+    assert found[0] == found[1] == found[2]
 
 
 def test_other_names_are_taken(tmp_path):

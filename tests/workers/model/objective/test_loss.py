@@ -61,6 +61,8 @@ RIGHT = [
     f"@heterps.loss(over={COUNTS})\ndef total(outputs, batch):{LATE}.mean()",
     "@heterps.loss(over='weights')\ndef total(outputs, batch):\n    return squares(outputs, batch)",
     "def total(outputs, batch):\n    return torch.rand(()) * squares(outputs, batch).mean()",
+    "calls = 0\ndef total(outputs, batch):\n    global calls\n    calls += 1\n"
+    "    return squares(outputs, batch)",
     f"@heterps.loss(over='batch')\ndef total(outputs, batch):\n    {WHOLE}",
 ]
 WRONG = [
@@ -110,13 +112,25 @@ def test_weights_need_a_column(made):
 
 
 SEEN = "seen = []\ndef total(outputs, batch):\n    seen.append(1)\n"
+COUNTED = "calls = 0\ndef total(outputs, batch):\n    global calls\n    calls += 1\n"
+NOTED = """
+class Total:
+    calls = 0
+    def __call__(self, outputs, batch):
+        self.calls += 1
+"""
 MEAN = "squares(outputs, batch).mean()"
 
 
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (f"{SEEN}    return min(1, len(seen) / 100) * {MEAN}", "when called again: each worker"),
+        (f"{SEEN}    return min(1, len(seen) / 100) * {MEAN}", "when called again, or often: each"),
+        (f"{COUNTED}    return {MEAN} * (1 if calls < 500 else 2)", "when called again, or often"),
+        (
+            f"{NOTED}        return {MEAN} * (1 if self.calls < 500 else 2)\ntotal = Total()",
+            "often",
+        ),
         (
             f"import numpy as np\ndef total(outputs, batch):\n    return np.random.rand() * {MEAN}",
             "draws random numbers from NumPy",
