@@ -15,6 +15,7 @@ INTERVAL_S = 1.0
 _MAX_PAUSE_S = 2.0  # below the lease, so that a scheduler that is back knows us soon
 _TIMEOUT_S = 3.0
 _log = logging.getLogger("heterps.lease")
+_chance = random.Random()  # our own: in a worker, who draws from Python's is a model
 
 
 class Lease:
@@ -111,7 +112,7 @@ class Lease:
             if not self._is_away:
                 _log.warning("%s; trying on", error)
             self._is_away = True
-            self._pause_s = min(self._pause_s * 1.5, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)
+            self._pause_s = min(self._pause_s * 1.5, _MAX_PAUSE_S) * _chance.uniform(0.5, 1.0)
             return self._pause_s
         if self._is_away:
             _log.info("scheduler %s is back", self._scheduler)

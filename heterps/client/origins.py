@@ -12,7 +12,7 @@ from heterps.client.records import Cut, Job, State
 from heterps.errors import HeterpsError
 from heterps.job.checkpoints import CUT
 from heterps.job.schema import field_name
-from protos.job_pb2 import JobSpec, Origin
+from protos.job_pb2 import JobSpec, Origin, TableOptions
 from protos.naming import KEPT
 from workers.model.code.digest import entry_files
 
@@ -24,6 +24,7 @@ _FREE = frozenset(
     )
 )
 _TRAINING = ("model", "data", "train")
+_FREE_OF_TABLES = ("memory_bytes", "wire")  # how rows lie and travel
 
 
 class OriginError(HeterpsError):
@@ -123,6 +124,15 @@ def differences(job: JobSpec, before: JobSpec) -> Iterator[tuple[str, str, str]]
     """What makes two jobs different trainings: keys, with the values of `job` and of `before`."""
     for key in _TRAINING:
         yield from _compared(getattr(job, key), getattr(before, key), key)
+    for name in sorted({*job.tables, *before.tables}):
+        mine, theirs = TableOptions(), TableOptions()
+        for options, one in ((mine, job), (theirs, before)):
+            if name in one.tables:
+                options.CopyFrom(one.tables[name])
+            for free in _FREE_OF_TABLES:
+                options.ClearField(free)
+        if mine != theirs:
+            yield f"tables.{name}", _shown(mine), _shown(theirs)
 
 
 def _compared(new: Message, old: Message, path: str) -> Iterator[tuple[str, str, str]]:

@@ -12,6 +12,7 @@ from ps.lines.calls import BrokenLineError, RefusedError
 from ps.lines.stream import StreamLine
 
 _log = logging.getLogger("heterps.ps")
+_chance = random.Random()  # our own: in a worker, who draws from Python's is a model
 _MOST = 8  # at once; further calls go by gRPC
 _PAUSE_S = 60.0  # before they are tried again where a call stalled, or they never work
 _AWAY_S = 1.0  # where the shard itself did not answer, or the first time that there is none
@@ -91,7 +92,7 @@ class Streams:
                 return None
             self._making += 1
         made: StreamLine | None = None
-        pause_s = self._pause_s * random.uniform(0.5, 1.5)
+        pause_s = self._pause_s * _chance.uniform(0.5, 1.5)
         try:
             made = self._make()
             self._pause_s = _AWAY_S

@@ -67,6 +67,8 @@ def test_weights_are_those_of_the_model_where_there_is_one(tmp_path: Path) -> No
         ("model.args.rate=2.0", "model.args"),
         ("data.dense=[]", "data.dense"),
         ("data.sparse=[user]", "data.sparse"),
+        ("tables={ids: {learning_rate: 0.5}}", "tables.ids"),
+        ("tables={ids: {admission: {kind: count, threshold: 2}}}", "tables.ids"),
     ],
 )
 def test_another_training_is_refused_by_name(job: Path, override: str, key: str) -> None:
@@ -82,6 +84,7 @@ def test_another_plan_is_the_same_training(job: Path) -> None:
         [
             *("schedule.method=exact", "servers.shards=3", "output=out", "retries=2", "name=more"),
             *("train.checkpoint.every=5m", "train.checkpoint.keep=2", "priority=4"),
+            "tables={ids: {memory_bytes: 100000000}}",
         ],
     )
     take_up(new, before, "old")
