@@ -150,7 +150,7 @@ def _compared(new: Message, old: Message, path: str) -> Iterator[tuple[str, str,
 
 def _shown(value: object) -> str:
     if isinstance(value, Message):
-        return json.dumps(MessageToDict(value))[:200]
+        return json.dumps(MessageToDict(value, preserving_proto_field_name=True))[:200]
     return repr(value) if isinstance(value, str | bool | int | float) else str(list(value))  # type: ignore[call-overload]
 
 
