@@ -16,6 +16,7 @@ from protos.job_pb2 import JobSpec
 from workers.learning.optimizers import GroupError, check_groups
 from workers.model.chain.trace import TracedModel
 from workers.model.checks.kept import check_kept
+from workers.model.checks.outliers import heeds_outliers
 from workers.model.checks.trial import (
     Layers,
     first_parts,
@@ -63,10 +64,12 @@ def mixes_samples(traced: TracedModel, job: JobSpec) -> bool:
             return True
         results = [run(traced, joined(first, part)) for part in (second, third)]
         results.append(run(traced, second))
+        samples = len(next(iter(first.values())))
+        if heeds_outliers(traced, joined(first, second), samples):
+            return True
     except Exception as error:
         _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
         return True
-    samples = len(next(iter(first.values())))
     together, other, alone = (
         list(each.values()) if isinstance(each, dict) else [each] for each in results
     )

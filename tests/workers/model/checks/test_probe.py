@@ -81,6 +81,25 @@ class Contrast(nn.Module):
         return x + (x @ x.T).softmax(1).diagonal()[:, None]
 
 
+def within(x):
+    """Scales a whole micro-batch down where any value is too large, which few are."""
+    most = x.detach().abs().max()
+    return x * (50 / most) if most > 50 else x
+
+
+class Some(nn.Module):
+    """Computes for some of the samples alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x):
+        some, result = x[:, 0] > 0.1, x.clone()
+        result[some] = self.inner(x[some])
+        return result
+
+
 class InTraining(nn.Module):
     def forward(self, x):
         return x - x.mean(0) if self.training else x
@@ -105,6 +124,8 @@ MIXING = {
     "sorted": Layer(lambda self, x: x.sort(0).values),
     "rolled": Layer(lambda self, x: x + x.roll(1, 0)),
     "little": Layer(lambda self, x: x + 1e-5 * x.mean(0)),
+    "too large": Layer(lambda self, x: within(x)),
+    "any": Layer(lambda self, x: torch.where((x.abs() > 50).any(), x.tanh(), x)),
     "number": Layer(lambda self, x: x / len(x)),
     "sequence": nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0),
     "places": Layer(lambda self, x: numbered(x)),
@@ -123,6 +144,8 @@ SEPARATE = {
     ),
     "gelu": nn.Sequential(nn.Linear(6, 300), nn.GELU(), nn.Linear(300, 6)),
     "softmax": nn.Softmax(1),
+    "each too large": Layer(lambda self, x: x.clamp(max=50.0)),
+    "some": Some(),
     "convolution": nn.Sequential(
         nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(24, 6)
     ),
