@@ -56,14 +56,35 @@ def _import_file(path: Path, folders: Sequence[Path], key: str) -> ModuleType:
         raise EntryError(f"{key}: {path}: not a Python file")
     if said := clash(path, folders, {*IN_A_WORKER, *loaded()}):
         raise EntryError(f"{key}: {said}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     try:
         with modules_of(path.parent):
-            spec.loader.exec_module(module)
+            sys.modules[name] = _imported(path) or _executed(importlib.util.module_from_spec(spec))
     except Exception as error:
-        del sys.modules[name]
         raise EntryError(f"{key}: {path}: {type(error).__name__}: {error}") from error
+    return sys.modules[name]
+
+
+def _imported(path: Path) -> ModuleType | None:
+    """The module of a file, where code beside it has imported it."""
+    module = sys.modules.get(path.stem)
+    return module if module is not None and _place(module) == path else None
+
+
+def _executed(module: ModuleType) -> ModuleType:
+    """A module, its code run; code beside its file that imports it by its name has the same one."""
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None
+    stem = _place(module).stem
+    names = [module.__name__]
+    if stem.isidentifier() and stem not in sys.modules and stem not in sys.stdlib_module_names:
+        names.append(stem)
+    sys.modules.update(dict.fromkeys(names, module))
+    try:
+        module.__spec__.loader.exec_module(module)
+    except BaseException:
+        for name in names:
+            sys.modules.pop(name, None)
+        raise
     return module
 
 

@@ -94,3 +94,39 @@ def test_folders_that_are_packages_without_a_file_are_told_apart(tmp_path):
         (folder / "one.py").write_text("import loose.inner\ndef it(): return loose.inner.NUMBER\n")
         assert load_entry("one.py:it", folder, "key")() == number
     assert load_entry("one.py:it", tmp_path / "b", "key")() == 2
+
+
+@pytest.mark.parametrize("first", ["one", "other"])
+def test_a_file_that_others_import_is_one_module(tmp_path, first):
+    """Whichever is loaded first; what one sets there the others read."""
+    (tmp_path / "one.py").write_text(
+        "WEIGHT = 1.0\nclass Kind: pass\ndef weight(): return WEIGHT\ndef kind(): return Kind\n"
+    )
+    (tmp_path / "other.py").write_text(
+        "import one\nfrom one import Kind\n"
+        "def change(): one.WEIGHT = 2.0\ndef kind(): return Kind\n"
+    )
+    if first == "one":
+        load_entry("one.py:kind", tmp_path, "key")
+    load_entry("other.py:change", tmp_path, "key")()
+    assert load_entry("one.py:weight", tmp_path, "key")() == 2.0
+    kinds = {load_entry(f"{name}.py:kind", tmp_path, "key")() for name in ("one", "other")}
+    assert len(kinds) == 1
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for file in ("one.py", "other.py"):
+        (elsewhere / file).write_text((tmp_path / file).read_text())
+    assert load_entry("one.py:weight", elsewhere, "key")() == 1.0
+    assert load_entry("other.py:kind", elsewhere, "key")() not in kinds
+    assert load_entry("one.py:weight", tmp_path, "key")() == 2.0
+
+
+def test_one_that_fails_is_imported_by_nobody(tmp_path):
+    (tmp_path / "one.py").write_text("HALF = 1\nraise ValueError('broken')\n")
+    (tmp_path / "other.py").write_text("import one\ndef it(): return one.HALF\n")
+    for file in ("one.py:it", "other.py:it", "one.py:it"):
+        with pytest.raises(EntryError, match="ValueError: broken"):
+            load_entry(file, tmp_path, "key")
+    assert "one" not in sys.modules
+    (tmp_path / "one.py").write_text("HALF = 2\n")
+    assert load_entry("other.py:it", tmp_path, "key")() == 2
