@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from workers.data import counts, files
 from workers.data.columns import Encoder
+from workers.data.errors import DataError
 from workers.data.joins import Joined
 from workers.data.unit import Unit
 
@@ -29,6 +30,13 @@ class Blocks(Protocol):
     @property
     def identity(self) -> Sequence[object]:
         """Differs where other rows would be read; each has a `repr` that says all of it."""
+
+    @property
+    def contents(self) -> str:
+        """Differs where other rows would be read, as far as that is seen without reading all.
+
+        It is the same on every host.
+        """
 
     @property
     def is_countable(self) -> bool:
@@ -88,6 +96,7 @@ class FileBlocks:
     def __init__(self, paths: Sequence[Path], where: str) -> None:
         self.where = where
         self._paths = paths
+        self._began = dict(zip(paths, files.identity(paths), strict=True))
         self._text = [path for path in paths if files.is_text(path)]
         self.units = [unit for path in paths for unit in files.units(path)]
         self.is_countable = sum(map(files.text_bytes, self._text)) <= counts.COUNTED_AT_ONCE
@@ -96,6 +105,11 @@ class FileBlocks:
     def identity(self) -> Sequence[object]:
         """As of `Blocks`."""
         return files.identity(self._paths)
+
+    @property
+    def contents(self) -> str:
+        """As of `Blocks`."""
+        return files.contents(self._paths)
 
     @property
     def uncounted(self) -> str:
@@ -133,6 +147,9 @@ class FileBlocks:
         for block in files.read(unit, columns, rows):
             yield count, block
             count += block.num_rows
+        if files.identity([unit.path]) != [self._began[unit.path]]:
+            expected = "a file that stays as it was when reading began"
+            raise DataError(str(unit.path), "contents", "others", expected)
         if unit.rows is None:
             counts.keep(unit.path, status, count)
 
@@ -159,6 +176,11 @@ class JoinedBlocks:
     def identity(self) -> list[object]:
         """As of `Blocks`."""
         return [*self._blocks.identity, *self._joined.identity]
+
+    @property
+    def contents(self) -> str:
+        """As of `Blocks`."""
+        return f"{self._blocks.contents} {self._joined.contents}"
 
     def known_rows(self, unit: Unit) -> int | None:
         """As of `Blocks`."""

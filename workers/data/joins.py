@@ -94,6 +94,11 @@ class Joined:
         stats = files.identity(path for join in self._joins for path in join.paths)
         return [repr(self._joins), *stats]
 
+    @property
+    def contents(self) -> str:
+        """As of `Blocks`."""
+        return files.contents(path for join in self._joins for path in join.paths)
+
     def extended(self, path: Path, schema: pa.Schema) -> pa.Schema:
         """The columns of a file of the split, and those that are joined to it.
 

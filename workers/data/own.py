@@ -86,6 +86,11 @@ class OwnBlocks:
         self.units = self._units()
 
     @property
+    def contents(self) -> str:
+        """As of `Blocks`: how many there are."""
+        return str(self._facts.rows)
+
+    @property
     def _identity_digest(self) -> str:
         return sha256(repr(self.identity).encode()).hexdigest()[:32]
 

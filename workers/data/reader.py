@@ -115,6 +115,14 @@ class Dataset:
         return self._blocks.known_rows(self.units[index])
 
     @property
+    def contents(self) -> str:
+        """Differs where its rows are others, as far as that is seen without reading all of them.
+
+        It is the same on every host.
+        """
+        return self._blocks.contents
+
+    @property
     def row_bytes(self) -> int:
         """Memory of one encoded row."""
         return self._encoder.row_bytes

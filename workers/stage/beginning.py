@@ -52,6 +52,7 @@ class Beginning:
         committed: whether the tables had all these steps: training was over.
         stopped: whether the training is to end with these.
         position: where the data of the next step is read from, as of `GlobalBatches`.
+        contents: of the training split so far, as of `Dataset`; empty: nobody knows.
     """
 
     step: int = 0
@@ -68,6 +69,23 @@ class Beginning:
     committed: bool = False
     position: str = ""
     stopped: bool = False
+    contents: str = ""
+
+    def check_contents(self, found: str, job: JobSpec) -> None:
+        """Refuse other data than what training has had so far: samples would come twice, or never.
+
+        Args:
+            found: of the training split now.
+
+        Raises:
+            UnfitCutError: it is other data.
+        """
+        if self.contents not in ("", found):
+            raise UnfitCutError(
+                f"data.train: {job.data.train}: other contents than step {self.step} was trained "
+                "with; expected the files as they were. Begin another job with the weights by "
+                "train.from"
+            )
 
 
 def beginning_of(
@@ -115,6 +133,7 @@ def beginning_of(
         (table_prefix(cut.job_id), table_prefix(launch.job_id)),
         cut.validated,
         position=cut.position,
+        contents=cut.contents,
     )
 
 

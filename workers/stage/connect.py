@@ -150,6 +150,7 @@ def _connected(
             share.tables,
             generation,
             share.batches.position,
+            share.contents,
         ),
         cuts,
         share.launch.former,

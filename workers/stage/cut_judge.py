@@ -80,6 +80,7 @@ class CutFacts:
         tables: what the names of the job's tables begin with.
         generation: of the job's workers.
         position: where the data of a step is read from, as of `GlobalBatches`.
+        contents: of the training split, as of `Dataset`.
     """
 
     job_id: str
@@ -91,6 +92,7 @@ class CutFacts:
     tables: str
     generation: int = 0
     position: Callable[[int], str] = lambda step: ""
+    contents: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +293,7 @@ class CutJudge:
             validated=moment.validated,
             train_seconds=moment.train_seconds,
             position=facts.position(moment.step),
+            contents=facts.contents,
             taken_at=time.time(),
             size=found.bytes + size,
             seconds=time.monotonic() - began,

@@ -35,6 +35,7 @@ def to_chunks(kept: Beginning, size: int = 1 << 20) -> Iterator[bytes]:
         "to_validate": kept.to_validate,
         "committed": kept.committed,
         "stopped": kept.stopped,
+        "contents": kept.contents,
     }
     tensors = {
         _HEAD: torch.tensor(list(json.dumps(head).encode()), dtype=torch.uint8),
@@ -87,4 +88,5 @@ def of_chunks(chunks: Iterable[bytes], folder: Path | None = None) -> Beginning:
         to_validate=head["to_validate"],
         committed=head["committed"],
         stopped=head["stopped"],
+        contents=head["contents"],
     )

@@ -45,6 +45,7 @@ class Share:
         beginning: of the training; the graph's layers are as they are then.
         routes: of products of the stage's `nn.Linear`, as of the decision.
         weights: that the job's own training begins with.
+        contents: of the training split, as of `Dataset`.
         all_tables: of the whole model, by name.
         folder: for experts that lie out of memory; None: all are in it.
         rooms: bytes of memory for those of each layer.
@@ -63,6 +64,7 @@ class Share:
     routes: Routes
     beginning: Beginning
     weights: Weights | None
+    contents: str
     all_tables: Mapping[str, EmbeddingSpec]
     folder: Path | None
     rooms: Mapping[str, int]
@@ -113,7 +115,8 @@ class Share:
             check_graph(traced, job)
             check_loss(traced, job)
             check_metrics(traced, job)
-        batches = GlobalBatches.of(job, Dataset.of(job, "train"))
+        dataset = Dataset.of(job, "train")
+        contents, batches = dataset.contents, GlobalBatches.of(job, dataset)
         fixed = micro_batches_of(job, traced)
         schedule = Schedule(
             batches.steps,
@@ -135,6 +138,7 @@ class Share:
             beginning = beginning_of(
                 launch, graph, staleness, weights, place=launch.resume, folder=folder
             )
+        beginning.check_contents(contents, job)
         batches.go_on(beginning.position)
         return Share(
             launch,
@@ -150,6 +154,7 @@ class Share:
             routes,
             beginning,
             weights,
+            contents,
             tables_of(m for m in traced.model.modules() if isinstance(m, SparseEmbedding)),
             folder,
             rooms,
@@ -163,8 +168,10 @@ class Share:
                 place=place,
                 folder=self.folder,
             )
+            beginning.check_contents(self.contents, self.launch.job)
             self.batches.go_on(beginning.position)
             return replace(self, beginning=beginning)
+        kept.check_contents(self.contents, self.launch.job)
         assert kept.state is not None
         give(self.graph, kept.state)
         return replace(self, beginning=kept)

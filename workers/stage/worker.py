@@ -198,7 +198,8 @@ class Worker:
             reporter.send("lost", error=told(error))
 
     def _keep(self, parts: Parts) -> Beginning:
-        kept, progress = parts.keep(), parts.executor.progress
+        kept = replace(parts.keep(), contents=self._share.contents)
+        progress = parts.executor.progress
         self._kept = kept
         if progress.stepped_s:
             self._stepped_at = time.monotonic() - progress.train_seconds + progress.stepped_s

@@ -136,6 +136,27 @@ def test_another_job_goes_on_from_a_cancelled_one(client, ratings, unfailed, tmp
     assert_same(Path(client.get(job.job_id, tmp_path / "model").folder), unfailed)
 
 
+@pytest.mark.parametrize("how", ["resumed", "retried"])
+def test_a_job_does_not_go_on_with_other_data(client, ratings, tmp_path, how):
+    """As many rows in files of as many bytes: nothing else would tell."""
+    shutil.copy(ratings.parent / "train.csv", tmp_path)
+    told = [EVERY, f"data.path={tmp_path}", "retries=1", "servers.durability=none"]
+    job_id = client.submit(load_job(ratings, told))
+    wait_until(lambda: has_cut(client, job_id, 20), "it has a cut")
+    if how == "resumed":
+        client.cancel(job_id)
+        client.wait(job_id, timeout=60)
+    head, *rows = (tmp_path / "train.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "train.csv").write_text("".join([head, *reversed(rows)]))
+    if how == "resumed":
+        job_id = client.submit(None, resume=job_id)
+    else:
+        os.kill(worker_of(client, job_id), signal.SIGKILL)
+    job = client.wait(job_id, timeout=300)
+    assert (job.state, job.end_reason) == (State.FAILED, "invalid_job")
+    assert "data.train: train.csv: other contents than step" in job.error
+
+
 def test_a_job_begins_with_the_weights_and_rows_of_another(client, ratings, unfailed, tmp_path):
     """Which the scheduler keeps; a step that changes nothing of the dense weights is trained."""
     (name,) = {json.loads((unfailed / "metrics.json").read_text())["job_id"]}

@@ -230,11 +230,15 @@ def test_no_rows_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, STREAMED])
+@pytest.mark.parametrize("more", [0, 1])
 def test_a_file_that_changes_while_it_is_read_is_not_trained_on(
-    tmp_path: Path, options: dict[str, Any]
+    tmp_path: Path, options: dict[str, Any], more: int
 ) -> None:
-    batches = GlobalBatches(dataset(tmp_path, 210, "csv", **options), 50)
-    with (tmp_path / "210-1.csv").open("a") as file:
-        file.write("210,0,w0\n")
-    with pytest.raises(DataError, match=r"210-1\.csv: contents: got '71 rows', expected 70"):
+    data = dataset(tmp_path, 210, "csv", **options)
+    batches, before = GlobalBatches(data, 50), data.contents
+    path = tmp_path / "210-1.csv"
+    head, *rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([head, *reversed(rows), *["210,0,w0\n"] * more]))
+    with pytest.raises(DataError, match=r"210-1\.csv: contents: .* as it was when reading began"):
         epochs_of(batches)
+    assert dataset(tmp_path, 210, "csv", **options).contents != before

@@ -50,6 +50,7 @@ def test_what_was_opened_is_closed(monkeypatch, failing, folder):
         fixed=False,
         layers=(),
         batches=SimpleNamespace(position=None),
+        contents="",
         beginning=Beginning(),
         folder=folder,
         rooms={},

@@ -131,6 +131,7 @@ class Cut:
         validated: what that gave so far, of `train.validate`.
         train_seconds: of all attempts.
         position: where the data of the next step is read from, of a source that said it.
+        contents: of the training split, as of `Dataset`; empty: nobody knows.
         taken_at: seconds since the epoch.
         size: bytes written for it.
         seconds, stall_s: as of `heterps.v1.Cut`.
@@ -152,6 +153,7 @@ class Cut:
     validated: Sequence[Validated] = ()
     train_seconds: float = 0.0
     position: str = ""
+    contents: str = ""
     taken_at: float = 0.0
     size: int = 0
     seconds: float = 0.0
@@ -192,6 +194,7 @@ class Cut:
             ],
             "train_seconds": self.train_seconds,
             "position": self.position,
+            "contents": self.contents,
             "taken_at": self.taken_at,
             "bytes": self.size,
             "seconds": self.seconds,
@@ -247,6 +250,7 @@ def _parsed(data: bytes, name: str) -> Cut:
         raise CheckpointError(f"{name}: format: {found!r}; expected {FORMAT!r}")
     fields.default("validated", [])
     fields.default("position", "")
+    fields.default("contents", "")
     losses, tables, scales = fields.one("losses"), fields.one("tables"), fields.one("scales")
     if losses is None or tables is None:
         raise CheckpointError(f"{name}: losses and tables: null; expected objects")
@@ -270,6 +274,7 @@ def _parsed(data: bytes, name: str) -> Cut:
         validated=tuple(_validated(each) for each in fields.objects("validated")),
         train_seconds=fields.number("train_seconds"),
         position=fields.text("position"),
+        contents=fields.text("contents"),
         taken_at=fields.number("taken_at"),
         size=fields.count("bytes"),
         seconds=fields.number("seconds"),
