@@ -88,8 +88,7 @@ def contents(paths: Iterable[Path]) -> str:
             size = os.fstat(file.fileno()).st_size
             found.update(size.to_bytes(8, "little"))
             for start in (0, (size - _SAMPLED_BYTES) // 2, size - _SAMPLED_BYTES):
-                start = max(_HEAD_BYTES, start)
-                found.update(os.pread(file.fileno(), _SAMPLED_BYTES, start))
+                found.update(os.pread(file.fileno(), _SAMPLED_BYTES, max(_HEAD_BYTES, start)))
     return found.hexdigest()
 
 
