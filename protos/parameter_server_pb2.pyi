@@ -790,6 +790,7 @@ class CommitRequest(_message.Message):
     REGION_FIELD_NUMBER: _builtins.int
     REGION_AT_FIELD_NUMBER: _builtins.int
     SHRINK_FIELD_NUMBER: _builtins.int
+    THEN_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     series: _builtins.str
     step: _builtins.int
@@ -811,6 +812,10 @@ class CommitRequest(_message.Message):
     def shrink(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """tables that the step, though it is dropped, is followed by a shrink of"""
 
+    @_builtins.property
+    def then(self) -> Global___PullRequest:
+        """in a region, once the step is over here"""
+
     def __init__(
         self,
         *,
@@ -825,11 +830,12 @@ class CommitRequest(_message.Message):
         region: _builtins.str = ...,
         region_at: _builtins.int = ...,
         shrink: _abc.Iterable[_builtins.str] | None = ...,
+        then: Global___PullRequest | None = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "then", b"then"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop", b"drop", "part", b"part", "payload", b"payload", "rate", b"rate", "region", b"region", "region_at", b"region_at", "route", b"route", "scale", b"scale", "series", b"series", "shrink", b"shrink", "slots", b"slots", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop", b"drop", "part", b"part", "payload", b"payload", "rate", b"rate", "region", b"region", "region_at", b"region_at", "route", b"route", "scale", b"scale", "series", b"series", "shrink", b"shrink", "slots", b"slots", "step", b"step", "then", b"then"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -840,15 +846,19 @@ class CommitReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     APPLIED_FIELD_NUMBER: _builtins.int
+    PULLED_FIELD_NUMBER: _builtins.int
     applied: _builtins.bool
+    pulled: _builtins.bool
+    """what `then` asked for is there; it may be asked for anew"""
     def __init__(
         self,
         *,
         applied: _builtins.bool = ...,
+        pulled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "pulled", b"pulled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

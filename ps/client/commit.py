@@ -9,6 +9,8 @@ from typing import Any
 
 from protos import parameter_server_pb2 as pb
 from ps.client.futures import InOrder, then
+from ps.client.pull_in_place import PullInPlace
+from ps.client.pull_many import PullMany
 from ps.client.session import Session
 from ps.client.stage import Gradients, StepRequest, ToEveryShard
 from ps.engine import _native
@@ -115,6 +117,8 @@ class StepClient(ABC):
         parts: Parts | None = None,
         distinct: bool = False,
         shrink: Sequence[str] = (),
+        along: PullMany | None = None,
+        here: bool = False,
     ) -> "Future[None]":
         """Apply a step: each row of its parts steps once, on `scale` times their sum.
 
@@ -132,6 +136,9 @@ class StepClient(ABC):
             distinct: of `parts`, see `stage_async`.
             shrink: tables whose eviction rules but `max_rows` are applied right after the step, as
                 a part of it: once, on all shards, whatever dies or moves meanwhile.
+            along: prepared; each shard pulls it right after the step where that can be. Run it
+                afterwards in any case: it takes what has come, or else pulls.
+            here: send it on this thread, as far as nothing before is to be waited for.
 
         Raises:
             TableError: as of `stage_async`.
@@ -154,7 +161,8 @@ class StepClient(ABC):
                     _native.check_finite(each.keys, 8, each.values, each.dim)
                 except ValueError as error:
                     raise NonFiniteError(f"table {each.table!r}: {error}") from None
-        return self._end_step(head, gradients, checked=parts is not None)
+        ready = along.ready if along is not None else None
+        return self._end_step(head, gradients, ready, checked=parts is not None, here=here)
 
     def discard_async(
         self, series: str, step: int, *, shrink: Sequence[str] = ()
@@ -171,13 +179,24 @@ class StepClient(ABC):
         return self._end_step(head, [], checked=True)
 
     def _end_step(
-        self, head: pb.CommitRequest, gradients: list[Gradients], *, checked: bool
+        self,
+        head: pb.CommitRequest,
+        gradients: list[Gradients],
+        along: PullInPlace | None = None,
+        *,
+        checked: bool,
+        here: bool = False,
     ) -> "Future[None]":
-        call = self._to_all(head, gradients)
+        call = self._to_all(head, gradients, along)
+
+        def finish(replies: list[bytes]) -> None:
+            if along is not None:
+                came = all(pb.CommitReply.FromString(reply).pulled for reply in replies)
+                along.went_along(came=came)
 
         def begin() -> "Future[None]":
             if checked or self._tallied.get(head.series) == (head.step, head.slots):
-                return call.start(lambda _: None)
+                return call.start(finish, here=here)
             asked = pb.TallyRequest(
                 series=head.series, step=head.step, slots=head.slots, committing=True
             )
@@ -189,18 +208,21 @@ class StepClient(ABC):
                     f"step {head.step} of {head.series!r}: gradients that are not finite; "
                     "expected it to be dropped"
                 )
-            return call.start(lambda _: None)
+            return call.start(finish, here=here)
 
         begun = self._ends.start(head.series, begin)
         begun.add_done_callback(lambda _: call.abandon())  # what was not sent keeps no memory
         return self._track(begun)
 
     def _to_all(
-        self, head: StepRequest, gradients: "list[Gradients] | None" = None
+        self,
+        head: StepRequest,
+        gradients: "list[Gradients] | None" = None,
+        along: PullInPlace | None = None,
     ) -> ToEveryShard:
         verb = type(head).__name__.removesuffix("Request")
         what = f"{verb} of step {head.step} of {head.series!r}"
-        return ToEveryShard(self.session(), head, gradients or [], what)
+        return ToEveryShard(self.session(), head, gradients or [], what, along)
 
     def _gradients(self, parts: Parts, distinct: bool) -> list[Gradients]:
         made = []

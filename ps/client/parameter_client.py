@@ -221,8 +221,15 @@ class ParameterClient(Connected, StepClient):
             TableError: wrong keys, or no such table.
             ShardError: a shard did not answer or refused.
         """
+        rows = self.ask_many(keys, read_only, distinct=distinct).run()
+        return dict(zip(keys, rows, strict=True))
+
+    def ask_many(
+        self, keys: Mapping[str, Any], read_only: bool = False, *, distinct: bool = False
+    ) -> PullMany:
+        """What `pull_many` runs, to be run later, or to go along with a commit."""
         pulls = [self._pull(table, some, read_only, distinct) for table, some in keys.items()]
-        return dict(zip(keys, PullMany(self.session(), pulls).run(), strict=True))
+        return PullMany(self.session(), pulls)
 
     def pull_async(
         self, table: str, keys: Any, read_only: bool = False, *, distinct: bool = False

@@ -2,7 +2,8 @@
 
 The keys go into memory that all shards have mapped, as they came, repeated ones among them. Each
 shard looks up those that are its own and writes their rows in the caller's order, so the client
-finds no distinct keys, sorts none by shard, and copies and spreads no rows.
+finds no distinct keys, sorts none by shard, and copies and spreads no rows. All of that can be made
+ready before rows may be read, and go along with the commit that they are to have seen.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ _Sent = list[tuple[Shard, UnixLine, pb.PullRequest]]  # of several tables in one
 
 
 class PullInPlace:
-    """One that is under way.
+    """One that is to be sent, alone or along with a commit, or is under way.
 
     Args:
         session: the connections.
@@ -54,10 +55,19 @@ class PullInPlace:
         self._keys_at = keys_at
         self._rows_at = rows_at
         self._sent: _Sent = []
+        self._over = False  # it will never come
+        self._begun = False  # by itself
+        self._came = False  # along with a commit
 
     @classmethod
     def begin(cls, session: Session, wanted: Sequence[Wanted]) -> "PullInPlace | None":
-        """Send it; None where a shard is on another host, or no memory is left.
+        """Send it, as of `prepare`."""
+        made = cls.prepare(session, wanted)
+        return made if made is not None and made.send() else None
+
+    @classmethod
+    def prepare(cls, session: Session, wanted: Sequence[Wanted]) -> "PullInPlace | None":
+        """One to be sent; None where a shard is on another host, or no memory is left.
 
         The caller's keys may change from now on.
 
@@ -69,7 +79,7 @@ class PullInPlace:
         memory = session.memory()
         if memory is None or tracing.ON:  # spans follow calls of gRPC only
             return None
-        if any(len(each.keys) == 0 for each in wanted):
+        if not wanted or any(len(each.keys) == 0 for each in wanted):
             return None
         route = routes.route if len(routes.addresses) > 1 else routes.route[:0]
         keys_at = _begins([each.keys.nbytes for each in wanted])
@@ -90,29 +100,55 @@ class PullInPlace:
         for each, begin in zip(wanted, keys_at, strict=True):
             block.region.view(begin, each.keys.nbytes)[:] = each.keys.view(np.uint8).data
         block.region.view(route_at, route.nbytes)[:] = route.view(np.uint8).data
-        messages = [head.SerializeToString() for _, _, head in made._sent]
-        if max(map(len, messages)) > MAX_MESSAGE:
+        if any(head.ByteSize() > MAX_MESSAGE for _, _, head in made._sent):
             memory.release(block)
             return None
-        try:
-            for (_, line, _), message in zip(made._sent, messages, strict=True):
-                line.send(PULL, message, session.timeout_s)
-        except (BrokenLineError, RefusedError):
-            made._give_up(gone=True)
-            return None
-        except BaseException:
-            made._give_up()
-            raise
         return made
+
+    def send(self) -> bool:
+        """Send it by itself; False: the rows are to be pulled in another way."""
+        self._begun = True
+        try:
+            for _, line, head in self._sent:
+                line.send(PULL, head.SerializeToString(), self._session.timeout_s)
+        except (BrokenLineError, RefusedError):
+            self.give_up(gone=True)
+            return False
+        except BaseException:
+            self.give_up()
+            raise
+        return True
+
+    def goes_by(self, routes: Routes) -> bool:
+        """Whether it was made by this routing, and is still wanted."""
+        return routes is self._routes and not self._over
+
+    def head_for(self, shard: Shard) -> pb.PullRequest:
+        """What a message to a shard has to say of it, that takes it along."""
+        return next(head for other, _, head in self._sent if other is shard)
+
+    def went_along(self, *, came: bool) -> None:
+        """A message to each shard took it along, and has been answered.
+
+        Args:
+            came: each has written its rows.
+        """
+        self._came = came
+        if not came:
+            self.give_up()
 
     def finish(self) -> list[Floats] | None:
         """The rows of each table, float32 [n, dim]; None: they are to be pulled in another way.
 
+        It is sent now unless it has been.
+
         Raises:
             ShardError: a shard did not answer, or refused.
         """
+        if self._over or not (self._came or self._begun or self.send()):
+            return None
         try:
-            for shard, line, head in self._sent:
+            for shard, line, head in [] if self._came else self._sent:
                 reply = shard.call(
                     lambda _, timeout, line=line: line.receive(timeout),
                     None,
@@ -121,14 +157,14 @@ class PullInPlace:
                 )
                 shard.rows_of(reply, head, 0)
         except BrokenLineError:
-            self._give_up(gone=True)
+            self.give_up(gone=True)
             return None
         except StaleRouteError:
-            self._give_up()
+            self.give_up()
             self._session.refresh(self._routes)
             return None
         except BaseException:
-            self._give_up()
+            self.give_up()
             raise
         begin = self._rows_at[0]
         end = self._rows_at[-1] + self._wanted[-1].rows_bytes
@@ -148,13 +184,15 @@ class PullInPlace:
             for each, at in zip(self._wanted, self._keys_at, strict=True)
         ]
 
-    def _give_up(self, gone: bool = False) -> None:
-        """Others may still write to the block.
+    def give_up(self, gone: bool = False) -> None:
+        """Others may still write to the block; safe to repeat, until it has been finished.
 
         Args:
             gone: a shard has forgotten its blocks.
         """
-        self._memory.discard(self._block)
+        if not self._over:
+            self._memory.discard(self._block)
+        self._over = True
         if gone:
             self._memory.drop()
 

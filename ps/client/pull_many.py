@@ -25,11 +25,25 @@ class PullMany:
     def __init__(self, session: Session, pulls: Sequence[Pull]) -> None:
         self._session = session
         self._pulls = pulls
+        self.ready: PullInPlace | None = None
+
+    @property
+    def _some(self) -> list[Pull]:
+        return [pull for pull in self._pulls if len(pull.wanted.keys)]
+
+    def prepare(self) -> None:
+        """Have all be ready to be sent, by `run` or along with a commit; keys must stay."""
+        self.ready = self._in_place(self._some)
+
+    def give_up(self) -> None:
+        """They will not be run."""
+        if self.ready is not None:
+            self.ready.give_up()
 
     def run(self) -> list[Floats]:
         """The rows of each, as of `Pull.run`."""
-        several = [pull for pull in self._pulls if len(pull.wanted.keys)]
-        if len(several) < 2:
+        several = self._some
+        if self.ready is None and len(several) < 2:
             return [pull.run() for pull in self._pulls]
         found = self._together(several)
         if found is None:  # each finds its own way, over routings that change, too
@@ -37,15 +51,19 @@ class PullMany:
         rows = iter(found)
         return [next(rows) if len(pull.wanted.keys) else pull.run() for pull in self._pulls]
 
+    def _in_place(self, pulls: Sequence[Pull]) -> PullInPlace | None:
+        if any(pull.wanted.wire != "float32" for pull in pulls):
+            return None
+        return PullInPlace.prepare(self._session, [pull.wanted for pull in pulls])
+
     def _together(self, pulls: Sequence[Pull]) -> list[Floats] | None:
         """None where they do not fit one message to each shard, or its routing has changed."""
-        if all(pull.wanted.wire == "float32" for pull in pulls):
-            begun = PullInPlace.begin(self._session, [pull.wanted for pull in pulls])
-            if begun is not None:
-                rows = begun.finish()
-                if rows is None:
-                    return None
-                return [pull.shaped(own) for pull, own in zip(pulls, rows, strict=True)]
+        begun = self.ready or self._in_place(pulls)
+        if begun is not None:
+            rows = begun.finish()
+            if rows is None:
+                return None
+            return [pull.shaped(own) for pull, own in zip(pulls, rows, strict=True)]
         routes = self._session.routes
         plans = [pull.plan() for pull in pulls]
         split = [

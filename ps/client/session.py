@@ -347,21 +347,27 @@ class Session:
             if routing.version > self.routes.version:
                 self.routes = Routes(routing.version, tuple(routing.shards), route_of(routing))
 
-    def submit(self, works: Sequence[Callable[[], T]]) -> list["Future[T]"]:
-        """Start calls side by side."""
-        return [self._pool.submit(work) for work in works]
+    def submit(
+        self, works: Sequence[Callable[[], T]], *, last_here: bool = False
+    ) -> list["Future[T]"]:
+        """Start calls side by side.
 
-    def run(self, works: Sequence[Callable[[], T]]) -> list[T]:
-        """Make calls side by side, the last on this thread; the first error once all are done."""
-        if not works:
-            return []
+        Args:
+            last_here: the last is made on this thread, before this returns.
+        """
+        if not last_here or not works:
+            return [self._pool.submit(work) for work in works]
         futures = self.submit(works[:-1])
         last: Future[T] = Future()
         try:
             last.set_result(works[-1]())
         except Exception as error:
             last.set_exception(error)
-        return results_of([*futures, last])
+        return [*futures, last]
+
+    def run(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        """Make calls side by side, the last on this thread; the first error once all are done."""
+        return results_of(self.submit(works, last_here=True))
 
     def run_on_new_threads(self, works: Sequence[Callable[[], T]]) -> list[T]:
         """As `run`, on threads of their own: pushes that a cut holds back may have all others."""

@@ -14,6 +14,7 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import payload_prefix
 from ps.client.futures import combine
 from ps.client.pull import as_shard_error
+from ps.client.pull_in_place import PullInPlace
 from ps.client.session import Routes, Session, Shard
 from ps.engine import _native
 from ps.errors import StaleRouteError
@@ -94,6 +95,8 @@ class _Message:
             return head.SerializeToString()
         head = type(head).FromString(head.SerializeToString())
         head.region, head.region_at = "", 0
+        if isinstance(head, pb.CommitRequest):
+            head.ClearField("then")
         return b"".join((payload_prefix(head, len(self.payload)), self.payload))
 
     def end(self, *, answered: bool) -> None:
@@ -113,6 +116,7 @@ class ToEveryShard:
         head: what all of them have in common.
         gradients: those they carry, split by shard.
         what: names the call in errors.
+        along: of a commit, what it is to be followed by where it goes through shared memory.
     """
 
     def __init__(
@@ -121,16 +125,23 @@ class ToEveryShard:
         head: StepRequest,
         gradients: Sequence[Gradients] = (),
         what: str = "",
+        along: PullInPlace | None = None,
     ) -> None:
         self._session = session
         self._head = head
         self._what = what
+        self._along = along
         self._routes = session.routes
         self._messages = self._make(gradients)
 
-    def start(self, finish: Callable[[list[bytes]], R]) -> "Future[R]":
-        """Send in the background; `finish` makes the result of the shards' replies."""
-        sending = self._session.submit([partial(m.send, self._what) for m in self._messages])
+    def start(self, finish: Callable[[list[bytes]], R], *, here: bool = False) -> "Future[R]":
+        """Send in the background; `finish` makes the result of the shards' replies.
+
+        Args:
+            here: on this thread as far as may be; all is done when this returns.
+        """
+        works = [partial(m.send, self._what) for m in self._messages]
+        sending = self._session.submit(works, last_here=here)
 
         def ended(replies: list[bytes]) -> R:
             self._end(answered=True)
@@ -146,7 +157,7 @@ class ToEveryShard:
         """Send it by the routing that holds now; on this thread, which may be a helper."""
         limit = time.monotonic() + self._session.timeout_s
         while isinstance(error, StaleRouteError) and time.monotonic() < limit:
-            gradients = self._carried()
+            gradients, self._along = self._carried(), None
             self._end(answered=True)
             self._session.refresh(self._routes)
             self._routes = self._session.routes
@@ -206,6 +217,9 @@ class ToEveryShard:
                 )
         if block is None or isinstance(head, pb.TallyRequest):
             return _Message(shard, head, memory, block, self._payload(part, rows))
+        along = self._along
+        if isinstance(head, pb.CommitRequest) and along is not None and along.goes_by(routes):
+            head.then.CopyFrom(along.head_for(shard))
         if not rows:
             return _Message(shard, head, memory, block, b"")
         begin = aligned(8 * len(rows[0].keys)) - 8 * len(rows[0].keys)

@@ -1,13 +1,14 @@
 """Pull and Push of one shard: payloads are used where gRPC, or shared memory, has put them."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from protos import parameter_server_pb2 as pb
-from protos.codec import payload_prefix, unpack
+from protos.codec import pack, payload_prefix, unpack
 from ps.engine import _native
-from ps.errors import TableError
+from ps.errors import StaleRouteError, TableError
 from ps.shard.commit import commit_step, stage_part, tally_step
 from ps.shard.push import take_apart
 from ps.shard.stage import carried_part
@@ -54,7 +55,9 @@ class DataPlane:
         Raises:
             TableError, KeyError, DecodeError, StaleRouteError: nothing was pulled.
         """
-        head, payload = unpack(pb.PullRequest, request)
+        return self._pull(*unpack(pb.PullRequest, request))
+
+    def _pull(self, head: pb.PullRequest, payload: memoryview) -> bytes:
         heads = (head, *head.others)
         asked = [self._asked(one) for one in heads]
         size = sum(one.rows_bytes for one in asked)
@@ -189,11 +192,20 @@ class DataPlane:
     def commit(self, request: bytes) -> tuple[bytes, bool]:
         """The reply's bytes, and whether the step was applied, or dropped, now.
 
+        What follows it is pulled though it was over already: the reply may have been lost.
+
         Raises:
             TableError, KeyError, DecodeError, StaleRouteError, ConflictError: nothing was applied.
         """
         head, payload = unpack(pb.CommitRequest, request)
         message, part = request, None
+        then = pb.PullRequest()
+        if head.HasField("then"):  # of which no journal is to know
+            then.CopyFrom(head.then)
+            head.ClearField("then")
+            if not then.region:
+                raise TableError("Commit: what follows it names no region; expected one")
+            message = pack(head, payload)
         if head.HasField("part"):
             if head.part.covers:
                 raise TableError("Commit: covers is a shard's to say; expected none")
@@ -203,8 +215,12 @@ class DataPlane:
             part = carried_part(head, payload, message, self._state.buckets)
         elif payload:
             raise TableError("Commit: a payload without a part")
-        applied = commit_step(self._state, head, part, message, now_s())
-        return pb.CommitReply(applied=applied).SerializeToString(), applied
+        reply = pb.CommitReply(applied=commit_step(self._state, head, part, message, now_s()))
+        if then.region:
+            with suppress(TableError, KeyError, StaleRouteError):  # the step is over nevertheless
+                self._pull(then, memoryview(b""))
+                reply.pulled = True
+        return reply.SerializeToString(), reply.applied
 
     def _copied(
         self, head: pb.PushRequest | pb.StageRequest | pb.CommitRequest, size: int

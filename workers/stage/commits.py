@@ -252,7 +252,12 @@ class RowCommits:
         else:
             shrink = self._rows.shrunk_after(step)
             self._client.commit_async(
-                self._series, step, self._width, scale=scale, rate=rate, shrink=shrink
+                *(self._series, step, self._width),
+                scale=scale,
+                rate=rate,
+                shrink=shrink,
+                along=self._rows.following(step),
+                here=True,
             ).result()
         del self._undone[step]
         self._order.committed(step)
@@ -268,6 +273,8 @@ class RowCommits:
             parts=self._part(collected),
             distinct=True,
             shrink=self._rows.shrunk_after(step),
+            along=self._rows.following(step),
+            here=True,
         ).result()
         self._release(self._kept.pop(step))
 
@@ -314,5 +321,5 @@ def largest(pulled: Sequence[PulledRows]) -> Tensor | None:
     blocks = [some for block in pulled if (some := [g for g in block.gradients() if g.numel()])]
     if not blocks:
         return None
-    norms = [torch.nn.utils.get_total_norm(some, norm_type=float("inf")) for some in blocks]
-    return torch.stack(norms).double().sum()
+    ends = [torch.stack([end for g in some for end in torch.aminmax(g)]) for some in blocks]
+    return torch.stack([of_block.abs().max() for of_block in ends]).double().sum()

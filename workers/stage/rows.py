@@ -16,8 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from chassis.tracing import span
 from protos.job_pb2 import JobSpec
 from ps import ParameterClient
+from ps.client.pull_many import PullMany
 from workers.data.errors import DataError
 from workers.data.labels import LABEL, click_label
 from workers.device.copies import Staging, Upload
@@ -146,6 +148,7 @@ class StageRows:
         # Keys whose rows must not be pulled yet.
         self._waiting: dict[FrameId, Future[DistinctKeys]] = {}
         self._ahead: dict[FrameId, Future[PulledRows | None]] = {}
+        self._following: dict[int, PullMany] = {}  # by the step whose commit they wait for
         self._arrived: Counter[int] = Counter()  # micro-batches of a step that have their rows
         self.tables = tables_of(self.layers.values())
         self._sources = sources_by_table(module, lookups)
@@ -210,14 +213,43 @@ class StageRows:
         """Pull the rows of keys; None where the stage has no embeddings."""
         if not self.layers:
             return None
-        pulled = self._client.pull_many(
+        return self._pulled(keys, self._ask(keys, learning), learning)
+
+    def pull_in_turn(self, keys: DistinctKeys, step: int) -> PulledRows:
+        """Pull the rows of a step as soon as they may be: along with the commit before, if it can.
+
+        Raises:
+            Stopped: told to end first.
+        """
+        asked, commit = self._ask(keys, learning=True), self.order.awaited_by(step)
+        if not self.order.may_pull(step):
+            asked.prepare()
+            self._following[commit] = asked
+        try:
+            self.order.wait_to_pull(step)
+        except BaseException:
+            asked.give_up()
+            raise
+        finally:
+            self._following.pop(commit, None)
+        with span("pull ahead", step=step):
+            return self._pulled(keys, asked, learning=True)
+
+    def following(self, step: int) -> PullMany | None:
+        """Take the pull that waits for a step's commit, to go along with it."""
+        return self._following.pop(step, None)
+
+    def _ask(self, keys: DistinctKeys, learning: bool) -> PullMany:
+        return self._client.ask_many(
             {self._namespace + t: keys.keys[sources] for t, sources in self._sources.items()},
             read_only=not learning,
             distinct=True,
         )
+
+    def _pulled(self, keys: DistinctKeys, asked: PullMany, learning: bool) -> PulledRows:
         rows = {
-            table: self._staging.upload(torch.from_numpy(pulled[self._namespace + table]))
-            for table in self._sources
+            table: self._staging.upload(torch.from_numpy(found))
+            for table, found in zip(self._sources, asked.run(), strict=True)
         }
         return PulledRows(keys, rows, learning)
 

@@ -9,7 +9,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from chassis.tracing import span
 from protos.job_pb2 import JobSpec
 from workers.data import Batch, Dataset
 from workers.data.batches import in_order
@@ -128,6 +127,8 @@ class TrainingSource:
                 self._read.append(read)
                 if len(self._read) == 1:  # it may be waited for
                     self._inbox.wake()
+                if read.rows is not None:
+                    self._rows.order.pulled(step)
         except Stopped:
             pass
         except BaseException as error:
@@ -140,18 +141,16 @@ class TrainingSource:
             whole = self._loss.counts(labels_in(tensors_of(self._batches.labels(step))))
             counts = torch.tensor(whole, dtype=torch.float64)
             micro = [{**tensors, WHOLE: counts} for tensors in micro]
+        uploads = [self._upload(tensors) for tensors in micro]
         pulled = None
         if self._rows.layers:
             keys = self._rows.distinct(micro, learning=True)
             self._rows.expect(keys, step)
-            self._rows.order.wait_to_pull(step)
-            with span("pull ahead", step=step):
-                pulled = self._rows.pull(keys, learning=True)
-            self._rows.order.pulled(step)
+            pulled = self._rows.pull_in_turn(keys, step)
         return StepInput(
             [
-                MicroBatch(tensors, self._upload(tensors), pulled, position)
-                for position, tensors in enumerate(micro)
+                MicroBatch(tensors, upload, pulled, position)
+                for position, (tensors, upload) in enumerate(zip(micro, uploads, strict=True))
             ],
             pulled,
         )

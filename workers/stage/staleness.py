@@ -55,8 +55,12 @@ class RowOrder:
 
     def may_pull(self, step: int) -> bool:
         """Whether the rows of a step are those that it is to see."""
-        last = step - 1 - self._staleness
+        last = self.awaited_by(step)
         return last < self._first or self._board.has(COMMITTED, last)
+
+    def awaited_by(self, step: int) -> int:
+        """The step whose commit the pull of a step waits for."""
+        return step - 1 - self._staleness
 
     def wait_to_pull(self, step: int) -> None:
         """Wait until the rows of a step may be pulled.

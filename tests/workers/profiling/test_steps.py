@@ -12,6 +12,7 @@ import pytest
 
 from protos.job_pb2 import JobSpec
 from ps import LocalShards, ParameterClient
+from ps.client.pull_many import PullMany
 from workers.data import Dataset, GlobalBatches
 from workers.profiling.steps import StepTimes, time_step
 
@@ -69,8 +70,8 @@ def test_a_step_takes_its_micro_batches_and_more(job: JobSpec, staleness: int) -
 def test_what_commit_and_pull_take_one_after_the_other_is_how_late_rows_are(
     job: JobSpec, staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("commit_async", "pull_many"):
-        monkeypatch.setattr(ParameterClient, name, _late(getattr(ParameterClient, name)))
+    for owner, name in ((ParameterClient, "commit_async"), (PullMany, "run")):
+        monkeypatch.setattr(owner, name, _late(getattr(owner, name)))
     job.train.staleness = staleness
     batches = GlobalBatches.of(job, Dataset.of(job, "train"))
     with LocalShards(1) as shards:

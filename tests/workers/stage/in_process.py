@@ -52,6 +52,26 @@ LIMIT_S = 120.0  # only a hang reaches it
 TABLES = table_prefix("job")
 
 
+class Asked:
+    """A pull of several tables, which a commit may take along."""
+
+    def __init__(self, pull):
+        self._pull = pull
+        self._rows = None
+
+    def prepare(self):
+        pass
+
+    def come(self):
+        self._rows = self._pull()
+
+    def run(self):
+        return self._pull() if self._rows is None else self._rows
+
+    def give_up(self):
+        pass
+
+
 class Tables:
     """A parameter client of tables in this process; says what was pulled and committed."""
 
@@ -73,6 +93,11 @@ class Tables:
             self.calls += [("pull", name, some.tolist()) for name, some in keys.items()]
             return {name: self.tables[name].pull(some, read_only) for name, some in keys.items()}
 
+    def ask_many(self, keys, *, read_only, distinct):
+        return Asked(
+            lambda: [*self.pull_many(keys, read_only=read_only, distinct=distinct).values()]
+        )
+
     def stage_async(self, series, step, slot, parts, *, distinct):
         for keys, *_ in parts.values():
             assert distinct
@@ -91,7 +116,18 @@ class Tables:
         return Tally(squared, bool(np.isfinite(squared)))
 
     def commit_async(
-        self, series, step, slots, *, scale=1.0, rate=1.0, parts=None, distinct=False, shrink=()
+        self,
+        series,
+        step,
+        slots,
+        *,
+        scale=1.0,
+        rate=1.0,
+        parts=None,
+        distinct=False,
+        shrink=(),
+        along=None,
+        here=False,
     ):
         if parts is not None:
             self.stage_async(series, step, 0, parts, distinct=distinct)
@@ -103,6 +139,8 @@ class Tables:
                     keys, np.float32(scale) * grads, rate=rate, step=step, **used
                 )
             self._end(series, step, shrink)
+        if along is not None:
+            along.come()
         return _done()
 
     def discard_async(self, series, step, *, shrink=()):

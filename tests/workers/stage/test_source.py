@@ -30,9 +30,6 @@ class Rows:
         self.pulls = []
         self._asked = None
 
-    def wait_to_pull(self, step):
-        self._asked = step
-
     def distinct(self, micro_batches, *, learning):
         self._asked = None  # before it is waited for
         return len(micro_batches)
@@ -40,10 +37,9 @@ class Rows:
     def expect(self, keys, step):
         assert self._asked is None  # while it is not waited for
 
-    def pull(self, keys, *, learning):
-        assert learning
-        assert self._asked is not None
-        self.pulls.append((self._asked, keys))
+    def pull_in_turn(self, keys, step):
+        self._asked = step
+        self.pulls.append((step, keys))
         return "rows"
 
     def pulled(self, step):
@@ -127,9 +123,10 @@ def test_a_stopped_source_gives_nothing_more(job):
 
 def test_what_fails_while_reading_ahead_is_raised_where_it_is_used(job):
     class Failing(Rows):
-        def pull(self, keys, *, learning):
-            if self._asked == 1:
+        def pull_in_turn(self, keys, step):
+            if step == 1:
                 raise OSError("the shard is gone")
+            return super().pull_in_turn(keys, step)
 
     _, _, source = dealt(job, 2, 0, 1, rows=Failing())
     source.take()

@@ -19,7 +19,7 @@ from workers.moe.layer import MoE
 from workers.stage.commits import largest
 from workers.stage.rows import DistinctKeys, PulledRows
 from workers.stage.schedule import Schedule
-from workers.stage.update import Update
+from workers.stage.update import Update, _all_finite
 from workers.stage.versions import Versions
 
 CPU = torch.device("cpu")
@@ -289,3 +289,14 @@ def test_a_stage_without_parameters_takes_steps():
         report = update.report(gradient)
         assert (report.loss, report.finite) == (2.0, True)
         update.apply(gradient, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.complex64])
+@pytest.mark.parametrize("wrong", [None, math.nan, math.inf, -math.inf])
+def test_gradients_are_finite_though_their_sum_is_not(dtype, wrong):
+    most = torch.finfo(dtype).max
+    gradients = [torch.zeros(0, dtype=dtype), torch.full((3, 4), most, dtype=dtype)]
+    assert _all_finite(gradients[:1])
+    if wrong is not None:
+        gradients.append(torch.tensor([1.0, -math.inf, wrong]).to(dtype))
+    assert _all_finite(gradients) == (wrong is None)
