@@ -122,6 +122,37 @@ def modules_of(folder: Path) -> Iterator[None]:
             sys.modules.update(back)
 
 
+@contextmanager
+def importing_anew(folder: Path) -> Iterator[None]:
+    """Have a user's modules of a folder be imported as in a new process; afterwards all is back."""
+    folder = folder.resolve()
+    with _importing:
+        before, loaded = _users(folder), dict(_loaded)
+        for name in before:
+            del sys.modules[name]
+        _loaded.clear()
+        try:
+            yield
+        finally:
+            for name in _users(folder):
+                del sys.modules[name]
+            sys.modules.update(before)
+            _loaded.clear()
+            _loaded.update(loaded)
+
+
+def _users(folder: Path) -> dict[str, ModuleType]:
+    """The modules of a folder that are neither a library's nor ours."""
+    return {
+        name: module
+        for name, module in list(sys.modules.items())
+        if name != "__main__"
+        and name.partition(".")[0] not in ROOMS
+        and _place(module).is_relative_to(folder)
+        and not _is_library(module)
+    }
+
+
 def imported() -> list[ModuleType]:
     """All modules of this process, and those of user's code whose names others have by now."""
     return [*sys.modules.values(), *(one for some in _loaded.values() for one in some.values())]
@@ -137,8 +168,12 @@ def _has(folder: Path, name: str) -> bool:
 def _is_elsewhere(module: ModuleType, folder: Path) -> bool:
     """Whether a module is a user's of another folder, and of no library."""
     place = _place(module)
-    library = str(place).startswith(_LIBRARIES) or "site-packages" in place.parts
-    return place.is_absolute() and not library and not place.is_relative_to(folder)
+    return place.is_absolute() and not _is_library(module) and not place.is_relative_to(folder)
+
+
+def _is_library(module: ModuleType) -> bool:
+    place = _place(module)
+    return str(place).startswith(_LIBRARIES) or "site-packages" in place.parts
 
 
 def _place(module: ModuleType) -> Path:

@@ -6,6 +6,7 @@ from protos.decision_pb2 import Layer, Workload
 from protos.job_pb2 import JobSpec
 from workers.model.chain.trace import TracedModel
 from workers.model.checks.graph import check_graph
+from workers.model.checks.made_again import check_made_again
 from workers.model.checks.probe import alone_in, check_parameters, micro_batches_of, structures_of
 from workers.model.code.entry import job_model
 from workers.model.module.inputs import inputs_of
@@ -22,7 +23,9 @@ def look(job: JobSpec) -> Workload:
         DataError: the first samples do not fit the job.
     """
     with built_in(folder_of(job)):
-        traced = TracedModel(job_model(job), inputs_of(job.data))
+        model = job_model(job)
+        check_made_again(model, job)
+        traced = TracedModel(model, inputs_of(job.data))
     check_parameters(traced, job)
     if job.train.offload.memory:
         from workers.offload.training.suited import check_suited

@@ -32,6 +32,7 @@ from workers.links.transport import measure_rate
 from workers.model.chain.compiled import compile_layers
 from workers.model.chain.trace import TracedModel
 from workers.model.checks.graph import check_graph
+from workers.model.checks.made_again import check_made_again
 from workers.model.checks.probe import alone_in, check_parameters, micro_batches_of, structures_of
 from workers.model.code.entry import job_model
 from workers.model.module.inputs import inputs_of
@@ -112,7 +113,9 @@ class Profiler:
         # Building the model first: most mistakes are in it, and it is what is quick to check.
         folder = folder_of(self._job)
         with built_in(folder):
-            on_host = TracedModel(job_model(self._job), inputs_of(self._job.data))
+            model = job_model(self._job)
+            check_made_again(model, self._job)
+            on_host = TracedModel(model, inputs_of(self._job.data))
         check_parameters(on_host, self._job)
         if folder is not None:
             check_suited(self._job, on_host.model, [layer.name for layer in on_host.layers])

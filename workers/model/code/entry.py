@@ -80,8 +80,17 @@ def _drawing(seed: int) -> Iterator[None]:
 
 
 def _check_names(entry: str, model: nn.Module) -> None:
-    """Refuse what no forward finds: of `self.half = nn.Linear(…)`, `self.half` is the method."""
-    for module in model.modules():
+    """Refuse what no forward finds: of `self.half = nn.Linear(…)`, `self.half` is the method.
+
+    And modules of TorchScript, whose parameters cannot be put into place for a step.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError(
+                f"model.entry: {entry}: {path or 'the model'!r} is a torch.jit.ScriptModule; "
+                "expected the module that was scripted or traced, as it was before: "
+                "train.compile compiles layers, and what heterps.load gives can be scripted"
+            )
         for name in module._modules:
             if hasattr(nn.Module, name):
                 raise ModelError(

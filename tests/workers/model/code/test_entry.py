@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from protos.job_pb2 import JobSpec
+from protos.job_pb2 import JobSpec, ModelSpec
 from workers.device.units import compute_environment
-from workers.model.code.entry import ModelError, job_model
+from workers.model.code.entry import ModelError, build_model, job_model
 
 CODE = """
 from torch import nn
@@ -105,6 +105,18 @@ def test_a_model_made_in_the_order_of_a_set_is_the_same_in_every_process(tmp_pat
         ran = subprocess.run(argv, check=True, capture_output=True, text=True, env=environment)
         found.append(ran.stdout)
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("made", ["script({})", "trace({}, torch.zeros(3, 2))"])
+@pytest.mark.parametrize(("nested", "name"), [("{}", "'1'"), ("nn.Sequential({})", r"'1\.0'")])
+def test_a_module_of_torchscript_is_refused_by_its_name(tmp_path, made, nested, name):
+    scripted = nested.format(f"torch.jit.{made.format('nn.Linear(2, 2)')}")
+    (tmp_path / "model.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        f"def build():\n    return nn.Sequential(nn.Linear(2, 2), {scripted})\n"
+    )
+    with pytest.raises(ModelError, match=rf"{name} is a torch\.jit\.ScriptModule; expected"):
+        build_model(ModelSpec(entry="model.py:build"), tmp_path, 0)
 
 
 def test_other_names_are_taken(tmp_path):
