@@ -24,9 +24,9 @@ def look(job: JobSpec) -> Workload:
     """
     with built_in(folder_of(job)):
         model = job_model(job)
-        check_made_again(model, job)
         traced = TracedModel(model, inputs_of(job.data))
     check_parameters(traced, job)
+    check_made_again(model, job)
     if job.train.offload.memory:
         from workers.offload.training.suited import check_suited
 

@@ -114,9 +114,9 @@ class Profiler:
         folder = folder_of(self._job)
         with built_in(folder):
             model = job_model(self._job)
-            check_made_again(model, self._job)
             on_host = TracedModel(model, inputs_of(self._job.data))
         check_parameters(on_host, self._job)
+        check_made_again(model, self._job)
         if folder is not None:
             check_suited(self._job, on_host.model, [layer.name for layer in on_host.layers])
         check_graph(on_host, self._job)
