@@ -27,9 +27,10 @@ from workers.links.notices import Address
 from workers.links.ring_port import RingPort
 from workers.links.service import StageService
 from workers.links.session import Session
-from workers.model.code.entry import ModelError
+from workers.model.code.entry import ModelError, job_model
 from workers.model.objective.metrics import JobMetrics
 from workers.model.saved.cut import CutError
+from workers.model.saved.likeness import likeness
 from workers.model.saved.model import KeptModel, SavedModel, saved_model
 from workers.stage.beginning import Beginning
 from workers.stage.connect import build
@@ -473,6 +474,10 @@ class Worker:
             "samples": progress.samples,
             "train_seconds": progress.before_s + progress.train_seconds,
         }
+        if not self._launch.job.train.offload.memory:
+            facts["likeness"] = likeness(
+                job_model(self._launch.job, weights_follow=True), self._launch.job
+            )
         if done := parts.executor.following.validations.done:
             facts["best_step"] = best
             facts["validated"] = [{"step": one.step, "metrics": one.metrics} for one in done]

@@ -1,6 +1,9 @@
 """Models of every shape through whole jobs: trained alike on any plan, saved as measured."""
 
 import csv
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -145,3 +148,41 @@ def test_a_model_that_predicts_otherwise_when_loaded_fails_its_job(client, folde
     assert "300 of 300 samples differ" in status.error
     kept = Path(status.error.split()[1].rstrip(":"))
     assert heterps.load(kept).head[1].step == 0.0
+
+
+UNORDERED = """
+import torch
+from torch import nn
+
+NAMES = "item", "price", "shop", "user", "place"
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.towers = nn.ModuleDict({name: nn.Linear(1, 3) for name in set(NAMES)})
+        self.head = nn.Linear(15, 1)
+
+    def forward(self, dense):
+        towers = [tower(dense) for tower in self.towers.values()]
+        return self.head(torch.cat(towers, 1).tanh()).squeeze(1)
+"""
+
+
+def test_a_model_in_the_order_of_a_set_is_not_opened_in_another_order(client, folder):
+    (folder / "unordered.py").write_text(UNORDERED)
+    job_id = client.submit(
+        load_job(
+            folder / "job.yaml",
+            [f"output={folder}", "model.entry=unordered.py:Net", "data.sparse=[]"],
+        )
+    )
+    status = client.wait(job_id, timeout=300)
+    assert status.state == "succeeded", status.reason
+    predict = "import sys, heterps; heterps.load(sys.argv[1]).predict(sys.argv[2])"
+    argv = [sys.executable, "-c", predict, status.output, str(folder / "test.csv")]
+    for seed in range(3):
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        ran = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+        assert (ran.returncode == 0) is (seed == 0), ran.stderr
+        assert seed == 0 or "computes something else of the same weights" in ran.stderr

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from workers.model.saved.cut import MANIFEST as CUT
 from workers.model.saved.cut import check_tables, read_cut, weights_of
 from workers.model.saved.dense_file import chunks_of, read_from
 from workers.model.saved.facts import DENSE, MODEL, check_dense, read_facts
+from workers.model.saved.likeness import Likeness, check_likeness
 from workers.model.saved.predict import add_predictor
 from workers.model.saved.unfinished import Unfinished
 
@@ -187,6 +188,7 @@ class Saved:
         weights: dense ones, by their names in the model.
         tables: where they lie.
         save: the checksum of the save that they must be; any where it is empty.
+        likeness: what the model's code made of weights in training; nothing where nobody looked.
     """
 
     job: JobSpec
@@ -195,6 +197,7 @@ class Saved:
     weights: Mapping[str, Tensor]
     tables: str
     save: str
+    likeness: Likeness = field(default_factory=dict)
 
 
 def read_saved(path: str | Path) -> Saved:
@@ -216,7 +219,8 @@ def read_saved(path: str | Path) -> Saved:
         check_dense(facts, hashlib.file_digest(stream, "sha256").hexdigest(), str(folder))
     weights = load_file(folder / DENSE)
     code, tables = folder.absolute() / "code", str(folder / "tables")
-    return Saved(job, facts["job_id"], code, weights, tables, facts.get("tables", ""))
+    save, alike = facts.get("tables", ""), facts.get("likeness", {})
+    return Saved(job, facts["job_id"], code, weights, tables, save, alike)
 
 
 def load(path: str | Path) -> nn.Module:
@@ -244,6 +248,7 @@ def opened(saved: Saved) -> nn.Module:
     settle(job, saved.code)
     with modules_of(Path(job.directory)):
         model = job_model(job, weights_follow=True)
+        check_likeness(model, job, saved.likeness, job.model.entry)
     load_state(model, saved.weights)
     try:
         tables = LocalTable.load_checkpoint(saved.tables, save=saved.save)
