@@ -31,11 +31,16 @@ class Blocks(Protocol):
     def identity(self) -> Sequence[object]:
         """Differs where other rows would be read; each has a `repr` that says all of it."""
 
-    @property
-    def contents(self) -> str:
+    def contents(self, columns: Sequence[str]) -> str:
         """Differs where other rows would be read, as far as that is seen without reading all.
 
         It is the same on every host.
+
+        Args:
+            columns: that are read.
+
+        Raises:
+            DataError: they cannot be read.
         """
 
     @property
@@ -106,8 +111,7 @@ class FileBlocks:
         """As of `Blocks`."""
         return files.identity(self._paths)
 
-    @property
-    def contents(self) -> str:
+    def contents(self, columns: Sequence[str]) -> str:
         """As of `Blocks`."""
         return files.contents(self._paths)
 
@@ -177,10 +181,9 @@ class JoinedBlocks:
         """As of `Blocks`."""
         return [*self._blocks.identity, *self._joined.identity]
 
-    @property
-    def contents(self) -> str:
+    def contents(self, columns: Sequence[str]) -> str:
         """As of `Blocks`."""
-        return f"{self._blocks.contents} {self._joined.contents}"
+        return f"{self._blocks.contents(self._joined.own(columns))} {self._joined.contents}"
 
     def known_rows(self, unit: Unit) -> int | None:
         """As of `Blocks`."""

@@ -119,8 +119,11 @@ class Dataset:
         """Differs where its rows are others, as far as that is seen without reading all of them.
 
         It is the same on every host.
+
+        Raises:
+            DataError: they cannot be read.
         """
-        return self._blocks.contents
+        return self._blocks.contents(self._encoder.columns)
 
     @property
     def row_bytes(self) -> int:

@@ -375,3 +375,13 @@ def test_one_that_says_where_it_is_wrongly_is_found_before_training(job):
         read(job, "Own", LATE)
     unknown = RIGHT.replace('{"at": self.at}', '{"at": self.at, "of": object()}')
     assert rows_of(*read(job, "Own", unknown)) == list(range(ROWS))
+
+
+@pytest.mark.parametrize(("source", "row"), [("ByIndex", 1500), ("InOrder", 0), ("Counted", 0)])
+def test_other_samples_are_seen_where_a_job_goes_on(job, source, row):
+    before = of(job, source).contents
+    assert of(job, source).contents == before
+    changed = CODE.replace('"row": row,', f'"row": row + (row == {row}),')
+    (Path(job.directory) / "changed.py").write_text(changed)
+    job.data.source = f"changed.py:{source}"
+    assert Dataset(job.data, "train", job.directory).contents != before
