@@ -65,7 +65,7 @@ class Fetched:
     """What came of a message.
 
     Attributes:
-        rows: of each table; none of a prefetch.
+        rows: of each table; none of a prefetch. What may be written to is whose it came to.
         release: gives back the shared memory that they lie in.
     """
 
@@ -152,7 +152,7 @@ def _fetch_shared(
         reply = shard.pull(first.SerializeToString(), what, block.lines[shard.address])
         shard.rows_of(reply, first, 0)
         keep = True
-        rows = tuple(region.view(begin, size) for begin, size in places)
+        rows = tuple(region.view(begin, size).toreadonly() for begin, size in places)
         return Fetched(rows, partial(memory.release, block))
     finally:
         if not keep:

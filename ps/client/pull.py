@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from protos.codec import ALIGNMENT
 from ps.client.fetch import Fetched, Wanted, fetch
 from ps.client.futures import combine
 from ps.client.pull_in_place import PullInPlace
@@ -20,18 +21,23 @@ from ps.table.arrays import FLOAT16_END, Floats, Keys
 
 # Larger batches travel as several messages: gRPC is fastest with 1-16 MiB.
 MESSAGE_BYTES = 8 << 20
+_FEW = 0.05  # of a batch's keys, that repeat others
+# Places of a sample in units of 2^-32 of a batch, one drawn in each of its parts: batches may have
+# any period, and no key is to be looked at twice.
+_SPREAD = (np.arange(4096) << 20).astype(np.uint64)
+_SPREAD += np.random.default_rng(1).integers(0, 1 << 20, 4096, np.uint64)
 Positions = NDArray[np.int64]
 Part = tuple[Shard, Keys, Positions | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Distinct keys of a batch.
+    """Which keys of a batch are asked for.
 
     Attributes:
         routes: the routing that it was made by.
-        keys: uint64 [U], by shard unless `begin` is None.
-        begin: where each shard's keys begin, and the end; None: they are anyhow.
+        keys: uint64 [U], distinct and by shard unless `begin` is None.
+        begin: where each shard's keys begin, and the end; None: they are as the caller's are.
         inverse: for each key of the caller, which of `keys` it is; None: they are the same.
     """
 
@@ -42,7 +48,7 @@ class Plan:
 
     @classmethod
     def of(cls, session: Session, keys: Keys, distinct: bool) -> "Plan":
-        """Of a caller's keys.
+        """Of a caller's keys; they are taken as they are where hardly one can be there twice.
 
         Args:
             session: the connections.
@@ -50,7 +56,7 @@ class Plan:
             distinct: no key is there twice.
         """
         routes = session.routes
-        if distinct:
+        if distinct or (len(routes.addresses) == 1 and _hardly_repeated(keys)):
             return cls(routes, keys, None, None)
         unique, begin, inverse = _native.plan(keys, routes.route, len(routes.addresses))
         return cls(routes, unique, begin, inverse)
@@ -68,6 +74,18 @@ class Plan:
             )
             for at in range(begin, end, step)
         ]
+
+
+def _hardly_repeated(keys: Keys) -> bool:
+    """Whether to find the few keys that repeat others would cost more than it saves, by a sample.
+
+    Of n keys of which a share r repeats another, s have r s² / n such pairs or more.
+    """
+    if len(keys) < 4 * len(_SPREAD):
+        return False
+    sample = keys[(_SPREAD * np.uint64(len(keys))) >> np.uint64(32)]
+    pairs = len(sample) - len(_native.unique(sample)[0])
+    return pairs <= _FEW * len(sample) ** 2 / len(keys)
 
 
 class Pull:
@@ -122,7 +140,7 @@ class Pull:
         begun = self._begin_in_place()
         if begun:
             return self._session.submit([partial(self._finish_in_place, begun)])[0]
-        plan = self.plan()
+        plan = self._own_plan()
         parts = plan.parts(self._session, self.wanted.row_bytes)
         futures = self._session.submit(
             [partial(self._fetch, plan.routes, shard, keys) for shard, keys, _ in parts]
@@ -131,7 +149,7 @@ class Pull:
 
     def prefetch(self) -> "Future[None]":
         """Have the shards bring the rows into memory, and send none."""
-        plan = self.plan()
+        plan = self._own_plan()
         parts = plan.parts(self._session, self.wanted.row_bytes)
         return combine(
             self._session.submit(
@@ -149,6 +167,11 @@ class Pull:
     def plan(self) -> Plan:
         """Of its keys, by the routing that holds now."""
         return Plan.of(self._session, self.wanted.keys, self._distinct)
+
+    def _own_plan(self) -> Plan:
+        """The same, of keys that stay what they are whatever the caller does to its own."""
+        plan = self.plan()
+        return plan if plan.inverse is not None else replace(plan, keys=plan.keys.copy())
 
     def of(self, keys: Keys) -> Wanted:
         """What is wanted, of some keys alone."""
@@ -202,6 +225,11 @@ class Pull:
         if wanted.wire == "float16":
             for some, (_, keys, _) in zip(rows, parts, strict=True):
                 self._check_range(keys, some)
+        in_order = len(parts) == 1 and parts[0][2] is None and plan.inverse is None
+        if in_order and wanted.wire == "float32" and not rows[0].readonly:
+            lying = np.frombuffer(rows[0], np.float32)
+            if lying.ctypes.data % ALIGNMENT == 0:
+                return self.shaped(lying)
         pieces = [(some, part[2]) for some, part in zip(rows, parts, strict=True)]
         flat = _native.gather(pieces, len(plan.keys), plan.inverse, wanted.dim, wanted.wire)
         return self.shaped(flat)

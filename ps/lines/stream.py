@@ -30,7 +30,7 @@ from ps.lines.calls import (
     refusal,
     refused,
 )
-from ps.lines.frames import MALFORMED, receive, receive_head, send
+from ps.lines.frames import MALFORMED, receive, receive_head, receive_rows, send
 
 _LET_IN = b"\0"
 _SILENCE_S = 20.0  # of a client in the middle of a message
@@ -146,7 +146,7 @@ class StreamServer:
         if size <= _SMALL:
             place = contextlib.nullcontext()
         with place:
-            request = bytes(receive(connection, size, _until(size)))
+            request = receive(connection, size, _until(size))
         with self._turns:
             connection.settimeout(None)  # a look for the client is not to wait
             status, reply = answered(self._handlers, method, request, connection)
@@ -200,7 +200,7 @@ class StreamLine(Line):
             status, size = found
             if size > TENSOR_BYTES:
                 raise ConnectionError(f"a reply of {size} bytes")
-            reply = receive(self._socket, size, until)
+            reply = receive_rows(self._socket, size, until)
             refusing = None if status == OK else refusal(status, bytes(reply))
         except TimeoutError:
             raise BrokenLineError(f"no answer within {timeout:g} s") from None
