@@ -6,6 +6,7 @@ law, their rows, Adagrad, the rows written. Rows of each are compared with what 
 At last ours goes on until 20 times the table was updated: what was written, and how large it is.
 
     python -m bench.ssd WORK [--dims 16 64] [--rounds 6] [--within SECONDS] [--json FILE]
+    python -m bench.ssd WORK --aged         # the last part alone, into the results that are there
 """
 
 import argparse
@@ -59,6 +60,19 @@ def measure(work: Path, dim: int, rounds: int, seconds: float, within: float) ->
             one.close()
     _compare(found, Steps(dim))
     return found
+
+
+def age(work: Path, dim: int) -> dict[str, Any]:
+    """Ours alone, until the table was updated so often; time is not what is looked at."""
+    ours = Process("ours", work, dim)
+    try:
+        ours.hear()
+        aged = ours.run(float("inf"), AGED * count_of(dim))
+    finally:
+        ours.close()
+    found = {"turns": {}, "aged": {**aged, "tables": aged.get("rows", 0) / count_of(dim)}}
+    _compare(found, Steps(dim))
+    return found["aged"]
 
 
 def _compare(found: dict[str, Any], steps: Steps) -> None:
@@ -128,13 +142,21 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
     parser.add_argument("--within", type=float, default=230.0, help="seconds for each width")
     parser.add_argument("--json", type=Path, default=RESULTS / "ssd.json")
+    parser.add_argument("--aged", action="store_true", help="only what many updates lead to")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     parser.add_argument("--group", default="-", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         return child(options.child, options.work, options.dims[0], options.group)
     options.work.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {
+    if options.aged:
+        result = json.loads(options.json.read_text())
+        for dim in options.dims:
+            result["dims"][str(dim)]["aged"] = age(options.work, dim)
+            write(options.json, json.dumps(result) + "\n")
+        print(table(result))
+        return 0
+    result = {
         "benchmark": "ssd",
         "date": datetime.date.today().isoformat(),
         "machine": machine(),

@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr uint32_t kMaxSlots = (1u << 30) - 1;  // two bits of a place say where its row is
-constexpr double kSpace = 1.4;   // times what is in use: more slots than that are too many
+constexpr double kSpace = 1.35;  // times what is in use: more slots than that are too many
 constexpr size_t kSlack = 3;     // extents besides: those that logs are filling, and one to come
 constexpr size_t kSpare = 2;     // empty extents: one for what is moved, which is to leave one
 constexpr double kSparse = 0.9;  // of an extent in use: emptying one of more gains too little
@@ -78,10 +78,11 @@ void DiskFile::Write(const void* data, size_t size, uint64_t offset) {
     from += done, size -= static_cast<size_t>(done), offset += static_cast<uint64_t>(done);
   }
 #ifdef SYNC_FILE_RANGE_WRITE
-  // Else pages that wait to be written could fill what memory a control group leaves to them. Of
-  // less than a page, which is written to again, they are few.
-  if (bytes < kPage) return;
-  ::sync_file_range(fd_, static_cast<off_t>(begin), static_cast<off_t>(bytes),
+  // Else pages that wait to be written could fill what memory a control group leaves to them. The
+  // last one, which is not yet whole, is written to again.
+  const uint64_t from_page = begin / kPage * kPage, to_page = (begin + bytes) / kPage * kPage;
+  if (to_page <= from_page) return;
+  ::sync_file_range(fd_, static_cast<off_t>(from_page), static_cast<off_t>(to_page - from_page),
                     SYNC_FILE_RANGE_WRITE);
 #else
   (void)begin, (void)bytes;
@@ -106,7 +107,7 @@ uint64_t DiskFile::Reserve(size_t bytes) {
 }
 
 DiskRows::DiskRows(DiskFile& file, size_t body_bytes)
-    : file_(file), record_bytes_((sizeof(Head) + body_bytes + 7) / 8 * 8) {}
+    : file_(file), record_bytes_((sizeof(Head) + body_bytes + 3) / 4 * 4) {}
 
 bool DiskRows::has_room(Log log) {
   Open& open = open_[log];
@@ -142,11 +143,13 @@ void DiskRows::OpenNext(Log log) {
       if (log == kSettled || !emptiest || in_use_[*emptiest] == kExtent) throw;
       file_.set_full(false);
       open = {true, *emptiest, 0};
+      opened_at_[open.extent] = ++opened_;
       return;
     }
   }
   open = {true, empty_.back(), 0};
   empty_.pop_back();
+  opened_at_[open.extent] = ++opened_;
 }
 
 void DiskRows::AddExtent() {
@@ -155,9 +158,11 @@ void DiskRows::AddExtent() {
     throw std::runtime_error("a sub-table cannot hold more than 2^30 rows on disk");
   }
   // First, so that nothing is half done where there is no memory, and Remove never needs any.
-  HaveRoom(&extents_, count), HaveRoom(&in_use_, count), HaveRoom(&empty_, count);
+  HaveRoom(&extents_, count), HaveRoom(&in_use_, count), HaveRoom(&opened_at_, count),
+      HaveRoom(&empty_, count);
   extents_.push_back({file_.Reserve(kExtent * record_bytes_)});
   in_use_.push_back(0);
+  opened_at_.push_back(0);
   empty_.push_back(static_cast<uint32_t>(count) - 1);
 }
 
@@ -177,11 +182,23 @@ std::optional<uint32_t> DiskRows::Emptiest() const {
   return found;
 }
 
+std::optional<uint32_t> DiskRows::Best() const {
+  std::optional<uint32_t> found;
+  double most = 0;
+  for (uint32_t i = 0; i < in_use_.size(); ++i) {
+    if (in_use_[i] == 0 || in_use_[i] > kSparse * kExtent || is_open(i)) continue;
+    const double moved = static_cast<double>(in_use_[i]) / kExtent;
+    const double gain = (1 - moved) * (opened_ - opened_at_[i] + 1) / (1 + moved);
+    if (gain > most) found = i, most = gain;
+  }
+  return found;
+}
+
 std::optional<uint32_t> DiskRows::Sparse() const {
   const auto most = static_cast<size_t>(kSpace * static_cast<double>(size_)) + kSlack * kExtent;
   if (empty_.size() >= kSpare || end() < most) return std::nullopt;
-  const std::optional<uint32_t> found = Emptiest();
-  if (!found || in_use_[*found] > kSparse * kExtent) return std::nullopt;
+  const std::optional<uint32_t> found = Best();
+  if (!found) return std::nullopt;
   return *found * kExtent;
 }
 

@@ -61,10 +61,10 @@ class DiskFile {
 // is known in memory. Not thread-safe.
 class DiskRows {
  public:
-  struct Head {
+  struct __attribute__((packed)) Head {
     uint64_t key;
-    uint32_t generation;
-    uint32_t full;
+    uint32_t generation : 31;
+    uint32_t full : 1;
   };
   // Rows that have just left memory, and those that have stayed on disk when all around them went:
   // apart, so that what goes soon does not lie among what stays.
@@ -121,6 +121,10 @@ class DiskRows {
   }
   // The extent with the fewest slots in use, of those that have any and no log is filling.
   std::optional<uint32_t> Emptiest() const;
+  // The extent that is best emptied: what that gains for long, over what it costs, as
+  // log-structured file systems choose (Rosenblum and Ousterhout, 1992). What has long been there
+  // will stay so.
+  std::optional<uint32_t> Best() const;
   void OpenNext(Log log);  // Throws DiskFull.
   void AddExtent();        // Throws DiskFull.
 
@@ -128,8 +132,10 @@ class DiskRows {
   size_t record_bytes_;
   size_t size_ = 0;
   std::vector<Extent> extents_;
-  std::vector<uint32_t> in_use_;  // slots of each, apart: all are looked through
-  std::vector<uint32_t> empty_;   // extents that no log is filling
+  std::vector<uint32_t> in_use_;     // slots of each, apart: all are looked through
+  std::vector<uint64_t> opened_at_;  // when each was last begun, by how many had been
+  uint64_t opened_ = 0;
+  std::vector<uint32_t> empty_;  // extents that no log is filling
   std::array<Open, 2> open_;
 };
 

@@ -32,7 +32,7 @@ Subtable::Record Subtable::ReadRecord(uint32_t slot) {
 
 void Subtable::WriteRecord(char* to, uint64_t key, uint32_t generation, bool full,
                            const Usage& usage, const char* row) const {
-  const DiskRows::Head head{key, generation, full};
+  const DiskRows::Head head{key, generation & (~0u >> 1), full};
   std::memcpy(to, &head, sizeof(head));
   to += sizeof(head);
   if (usage_) {

@@ -15,7 +15,7 @@ from ps.table.spec import make_table
 from tests.ps.crowded import crowded
 
 EXTENT = 256  # rows of the file that are filled, and emptied, together
-HEAD, USAGE = 16, 20  # bytes of a row on disk besides
+HEAD, USAGE = 12, 20  # bytes of a row on disk besides
 
 
 def made(dim: int, memory_bytes: int, **options: Any) -> LocalTable:
@@ -33,8 +33,8 @@ def made(dim: int, memory_bytes: int, **options: Any) -> LocalTable:
 def most_bytes(table: LocalTable, rows: int, parts: int = 64) -> float:
     """Of a file, which may have this many holes and has had so many rows at most."""
     used = USAGE if table.spec.HasField("eviction") else 0
-    record = (HEAD + used + 4 * table.dim + 7) // 8 * 8
-    return (1.4 * rows + 5 * parts * EXTENT) * record
+    record = (HEAD + used + 4 * table.dim + 3) // 4 * 4
+    return (1.35 * rows + 5 * parts * EXTENT) * record
 
 
 class Reference:
