@@ -1,5 +1,6 @@
 #include "table/index.h"
 
+#include <algorithm>
 #include <new>
 
 namespace heterps::ps {
@@ -7,7 +8,8 @@ namespace {
 constexpr size_t kFirstBuckets = 2;
 }
 
-Index::Index(Arena& arena, double max_load) : arena_(arena), max_load_(max_load) {
+Index::Index(Arena& arena, double max_load, double growth)
+    : arena_(arena), max_load_(max_load), growth_(growth) {
   Allocate(kFirstBuckets);
 }
 
@@ -15,15 +17,18 @@ void Index::Allocate(size_t buckets) {
   if (buckets_) arena_.Free(buckets_, bytes());
   buckets_ = static_cast<Bucket*>(arena_.Allocate(buckets * sizeof(Bucket)));
   for (size_t b = 0; b < buckets; ++b) new (buckets_ + b) Bucket;
-  mask_ = buckets - 1;
+  count_ = buckets;
   size_ = 0;
   limit_ = static_cast<size_t>(static_cast<double>(buckets * kSlots) * max_load_);
 }
 
-void Index::Double() { Allocate((mask_ + 1) * 2); }
+void Index::Grow() {
+  Allocate(
+      std::max<size_t>(count_ + 1, static_cast<size_t>(static_cast<double>(count_) * growth_)));
+}
 
 void Index::Insert(uint64_t hash, uint32_t place) {
-  for (uint64_t b = PlaceOf(hash) & mask_;; b = (b + 1) & mask_) {
+  for (uint64_t b = HomeOf(hash);; b = After(b)) {
     Bucket& bucket = buckets_[b];
     if (const uint32_t empty = Matches(bucket, 0)) {
       const int slot = __builtin_ctz(empty);
@@ -38,7 +43,7 @@ void Index::Insert(uint64_t hash, uint32_t place) {
 
 void Index::Erase(uint64_t hash, uint32_t place) {
   const uint8_t tag = TagOf(hash);
-  for (uint64_t b = PlaceOf(hash) & mask_;; b = (b + 1) & mask_) {
+  for (uint64_t b = HomeOf(hash);; b = After(b)) {
     Bucket& bucket = buckets_[b];
     for (uint32_t m = Matches(bucket, tag); m; m &= m - 1) {
       const auto slot = static_cast<size_t>(__builtin_ctz(m));

@@ -22,17 +22,18 @@ class Index {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  Index(Arena& arena, double max_load);
+  // Grows to `growth` times as many buckets once `max_load` of its slots are taken.
+  Index(Arena& arena, double max_load, double growth);
 
   size_t size() const { return size_; }
-  size_t bytes() const { return (mask_ + 1) * sizeof(Bucket); }
+  size_t bytes() const { return count_ * sizeof(Bucket); }
   bool full() const { return size_ >= limit_; }
 
-  void PrefetchBucket(uint64_t hash) const { Prefetch(&buckets_[PlaceOf(hash) & mask_]); }
+  void PrefetchBucket(uint64_t hash) const { Prefetch(&buckets_[HomeOf(hash)]); }
 
   // The first place in the home bucket that may be the hash's: to prefetch its row.
   uint32_t Candidate(uint64_t hash) const {
-    const Bucket& bucket = buckets_[PlaceOf(hash) & mask_];
+    const Bucket& bucket = buckets_[HomeOf(hash)];
     const uint32_t matches = Matches(bucket, TagOf(hash));
     return matches ? bucket.places[__builtin_ctz(matches)] : kNone;
   }
@@ -48,7 +49,7 @@ class Index {
   template <typename Same>
   uint32_t* FindEntry(uint64_t hash, Same same) {
     const uint8_t tag = TagOf(hash);
-    for (uint64_t b = PlaceOf(hash) & mask_;; b = (b + 1) & mask_) {
+    for (uint64_t b = HomeOf(hash);; b = After(b)) {
       Bucket& bucket = buckets_[b];
       for (uint32_t m = Matches(bucket, tag); m; m &= m - 1) {
         uint32_t& place = bucket.places[__builtin_ctz(m)];
@@ -62,8 +63,8 @@ class Index {
   void Insert(uint64_t hash, uint32_t place);
   // The entry must be there.
   void Erase(uint64_t hash, uint32_t place);
-  // Empties it and makes room for twice as many; the owner inserts all anew.
-  void Double();
+  // Empties it and makes room for more; the owner inserts all anew.
+  void Grow();
 
  private:
   static constexpr uint32_t kSlots = 12;
@@ -75,6 +76,11 @@ class Index {
   };
   static_assert(sizeof(Bucket) == 64);
 
+  // By 32 bits of the hash that are not the tag's, so there may be any number of buckets.
+  uint64_t HomeOf(uint64_t hash) const {
+    return (uint64_t{static_cast<uint32_t>(PlaceOf(hash))} * count_) >> 32;
+  }
+  uint64_t After(uint64_t bucket) const { return bucket + 1 == count_ ? 0 : bucket + 1; }
   static uint8_t TagOf(uint64_t hash) {
     const auto tag = static_cast<uint8_t>(hash >> 56);
     return tag ? tag : 1;
@@ -93,8 +99,8 @@ class Index {
   void Allocate(size_t buckets);
 
   Arena& arena_;
-  double max_load_;
-  uint64_t mask_ = 0;
+  double max_load_, growth_;
+  uint64_t count_ = 0;  // of buckets
   size_t size_ = 0;
   size_t limit_ = 0;
   Bucket* buckets_ = nullptr;

@@ -37,7 +37,7 @@ uint32_t Pool::Add(uint64_t key, uint32_t generation) {
   set_key(slot, key);
   this->generation(slot) = generation;
   if (with_usage_) usage(slot) = Usage{};
-  if (with_heat_) heat(slot) = 1;
+  if (with_heat_) heat(slot) = 0;
   ++size_;
   return slot;
 }

@@ -48,7 +48,7 @@ class Pool {
   Usage& usage(uint32_t slot) {
     return *reinterpret_cast<Usage*>(head(slot) + sizeof(uint32_t) + sizeof(uint64_t));
   }
-  // Uses since the tier last looked, saturating.
+  // See table/heat.h.
   uint8_t& heat(uint32_t slot) {
     const Slot s = Find(slot);
     return *reinterpret_cast<uint8_t*>(slabs_[s.slab] + s.rows * record_bytes_ + s.row);

@@ -9,13 +9,13 @@
 namespace heterps::ps {
 
 Subtable::Subtable(const Options& options, Arena& rows, Arena& indices, DiskFile& file,
-                   size_t number, double max_load)
+                   size_t number, double max_load, double growth)
     : options_(options),
       layout_(options.layout),
       usage_(options.usage()),
       counts_(usage_ || options.admission.kind == Admission::Kind::kBloom),
       number_(number),
-      index_(indices, max_load),
+      index_(indices, max_load, growth),
       pools_{Pool(rows, 0, true, false), Pool(rows, layout_.bytes(false), usage_, options.tiered()),
              Pool(rows, layout_.bytes(true), usage_, options.tiered())},
       disk_(file, (usage_ ? sizeof(Usage) : 0) + layout_.bytes(true)),
@@ -40,7 +40,7 @@ uint32_t Subtable::FindPlace(uint64_t key, uint64_t hash) {
 
 // Five bytes a row are written anew; the rows stay where they are.
 void Subtable::Grow() {
-  index_.Double();
+  index_.Grow();
   ForEachPlace([&](uint64_t key, uint32_t place) { index_.Insert(Mix(key), place); });
 }
 
@@ -116,15 +116,13 @@ uint32_t Subtable::Obtain(const Entry& entry, const Probed& probed, const PushBa
     if (usage_) pool(place).usage(SlotOf(place)) = usage;
     return place;
   }
-  if (KindOf(place) == kDisk) place = Promote(key, hash, place);
+  if (KindOf(place) == kDisk) place = Promote(key, hash, place, 1);
   SaveBefore(place);
   Pool& rows = pool(place);
   const uint32_t slot = SlotOf(place);
   rows.generation(slot) = generation_;
   if (usage_) Count(rows.usage(slot), entry, batch);
-  if (options_.tiered()) {
-    rows.heat(slot) = static_cast<uint8_t>(std::min(255, rows.heat(slot) + 1));
-  }
+  if (options_.tiered()) Heat::Use(rows.heat(slot));
   return place;
 }
 
@@ -136,6 +134,7 @@ uint32_t Subtable::Widen(uint64_t key, uint64_t hash, uint32_t place) {
   std::memcpy(full.row(to), narrow.row(from), layout_.bytes(false));
   layout_.Widen(key, full.row(to));
   full.usage(to) = narrow.usage(from);
+  if (options_.tiered()) full.heat(to) = narrow.heat(from);
   Replace(hash, place, PlaceFor(kFull, to));
   narrow.Remove(from);
   return PlaceFor(kFull, to);

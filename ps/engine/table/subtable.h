@@ -14,6 +14,7 @@
 
 #include "table/block.h"
 #include "table/disk.h"
+#include "table/heat.h"
 #include "table/index.h"
 #include "table/options.h"
 #include "table/pool.h"
@@ -67,7 +68,7 @@ struct Counters {
 class alignas(64) Subtable {
  public:
   Subtable(const Options& options, Arena& rows, Arena& indices, DiskFile& file, size_t number,
-           double max_load);
+           double max_load, double growth);
 
   mutable std::mutex mutex;
   std::condition_variable passed;  // the turn has gone on
@@ -158,7 +159,8 @@ class alignas(64) Subtable {
   void PushChunk(const Entry* entries, size_t n, const PushBatch& batch);
 
   // Moves a row; its key's place in the index follows.
-  uint32_t Promote(uint64_t key, uint64_t hash, uint32_t place);
+  // Into memory, for so many uses.
+  uint32_t Promote(uint64_t key, uint64_t hash, uint32_t place, uint8_t uses);
   uint32_t Widen(uint64_t key, uint64_t hash, uint32_t place);
   void Remove(uint64_t key, uint64_t hash, uint32_t place);
   void Evict(uint64_t key, uint64_t hash, uint32_t place);

@@ -53,7 +53,7 @@ void Subtable::PullChunk(const Item* items, size_t n, const PullBatch& batch) {
     const bool absent = place == Index::kNone || KindOf(place) == kCounted;
     counters_.missed += absent;
     if (!absent && KindOf(place) == kDisk && !batch.read_only) {
-      place = Promote(key, probed.hash, place);
+      place = Promote(key, probed.hash, place, 2);  // this pull, or one to come, and a push
     }
     if (!batch.copy) continue;
     char* to = batch.out + items[i].position * bytes;
@@ -65,10 +65,7 @@ void Subtable::PullChunk(const Item* items, size_t n, const PullBatch& batch) {
       layout_.Read(record.row, record.full, floats);
     } else {
       Pool& rows = pool(place);
-      if (options_.tiered() && !batch.read_only) {
-        uint8_t& heat = rows.heat(SlotOf(place));
-        heat = static_cast<uint8_t>(std::min(255, heat + 1));
-      }
+      if (options_.tiered() && !batch.read_only) Heat::Use(rows.heat(SlotOf(place)));
       layout_.Read(rows.row(SlotOf(place)), KindOf(place) == kFull, floats);
     }
     if (encode) Encode(batch.dtype, scratch.data(), dim, to);

@@ -9,8 +9,8 @@ namespace {
 
 constexpr size_t kGoneKept = 1 << 16;  // removed keys remembered for deltas
 constexpr double kHardLimit = 1.05;    // of the budget: from here on whoever adds rows makes room
-constexpr double kRelieved = 0.95;
-constexpr double kSlack = 1.1;  // of the budget: more than that is not left to removed rows
+constexpr double kRelieved = 0.1;      // of what the index leaves to rows, so much at once
+constexpr double kSlack = 1.1;         // of the budget: more than that is not left to removed rows
 
 }  // namespace
 
@@ -42,13 +42,14 @@ void Subtable::WriteRecord(char* to, uint64_t key, uint32_t generation, bool ful
   if (row) std::memcpy(to, row, layout_.bytes(full));
 }
 
-uint32_t Subtable::Promote(uint64_t key, uint64_t hash, uint32_t place) {
+uint32_t Subtable::Promote(uint64_t key, uint64_t hash, uint32_t place, uint8_t uses) {
   SaveBefore(place);
   const Record record = ReadRecord(SlotOf(place));
   const uint32_t kind = record.full ? kFull : kNarrow;
   Pool& rows = pools_[kind];
   const uint32_t slot = rows.Add(key, Moved(record.generation));
   std::memcpy(rows.row(slot), record.row, rows.row_bytes());
+  rows.heat(slot) = Heat::Expecting(uses);
   if (usage_) rows.usage(slot) = record.usage;
   Replace(hash, place, PlaceFor(kind, slot));
   disk_.Remove(SlotOf(place));
@@ -58,10 +59,10 @@ uint32_t Subtable::Promote(uint64_t key, uint64_t hash, uint32_t place) {
 
 void Subtable::Relieve() {
   if (!options_.tiered()) return;
-  const double budget = static_cast<double>(options_.memory_bytes) / kSubtables;
-  if (static_cast<double>(live_bytes()) > kHardLimit * budget) {
-    Demote(static_cast<size_t>(kRelieved * budget));
-  }
+  const double most = kHardLimit * static_cast<double>(options_.memory_bytes) / kSubtables;
+  if (static_cast<double>(live_bytes()) <= most) return;
+  const double room = std::max(most - static_cast<double>(index_.bytes()), 0.0);
+  Demote(static_cast<size_t>(most - kRelieved * room));
 }
 
 // A batch that has begun is finished in memory; the next one that makes rows is refused.
@@ -123,8 +124,8 @@ void Subtable::Demote(size_t bytes) {
     for (kind = kFull;; kind = kNarrow) {
       Pool& rows = pools_[kind];
       const size_t per_row = rows.row_bytes() + sizeof(uint64_t) + sizeof(uint32_t) + 1;
-      // Heat halves at each pass, so nine passes reach every row.
-      for (size_t left = size_t{rows.end()} * 9; left > 0 && used - freed > bytes; --left) {
+      for (size_t left = size_t{rows.end()} * (Heat::kPasses + 1); left > 0 && used - freed > bytes;
+           --left) {
         uint32_t& hand = hands_[kind];
         if (hand >= rows.end()) {
           flush();  // else the hand would meet what is leaving
@@ -132,11 +133,7 @@ void Subtable::Demote(size_t bytes) {
         }
         const uint32_t from = hand++;
         if (rows.generation(from) == 0) continue;
-        uint8_t& heat = rows.heat(from);
-        if (heat > 0) {
-          heat = static_cast<uint8_t>(heat >> 1);
-          continue;
-        }
+        if (!Heat::Cold(rows.heat(from))) continue;
         leave(from);
         freed = std::min(used, freed + per_row);
       }

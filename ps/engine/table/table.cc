@@ -73,9 +73,11 @@ Table::Table(Options options)
     throw std::invalid_argument("memory_bytes needs a directory for the rows on disk");
   }
   for (size_t s = 0; s < kSubtables; ++s) {
-    // They do not all grow within the same batch.
-    const double load = 0.81 + 0.07 * static_cast<double>(s) / kSubtables;
-    subtables_[s] = std::make_unique<Subtable>(options_, rows_, indices_, file_, s, load);
+    // They do not all grow within the same batch. What rows on disk take of the memory is the
+    // index, so that of a tier is packed closely and grows in small steps.
+    const double load = (options_.tiered() ? 0.87 : 0.81) + 0.07 * s / kSubtables;
+    const double growth = options_.tiered() ? 1.25 : 2;
+    subtables_[s] = std::make_unique<Subtable>(options_, rows_, indices_, file_, s, load, growth);
   }
 }
 
