@@ -20,10 +20,11 @@ from protos.job_pb2 import JobSpec
 from workers.model.chain.follow import Followed
 from workers.model.chain.trace import TracedModel
 from workers.model.checks.followed import check_followed
-from workers.model.checks.trial import first_parts, given_to, joined, tried
+from workers.model.checks.trial import first_parts, given_to, joined
 from workers.model.code.entry import ModelError
 from workers.model.module.inputs import arguments_of
 from workers.model.module.randomness import Draws
+from workers.model.module.tried import tried
 
 _SEED = 1
 _NOISE = 0.1  # in what layers give: that of a new model may be zeros

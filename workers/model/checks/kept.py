@@ -19,10 +19,11 @@ from workers.model.chain.in_place import told_in_place
 from workers.model.chain.sizes import REMADE
 from workers.model.chain.trace import TracedModel
 from workers.model.checks.numbers import Number, Numbers, far
-from workers.model.checks.trial import Layers, given_to, mark, tried
+from workers.model.checks.trial import Layers, given_to, mark
 from workers.model.code.entry import ModelError
 from workers.model.module.modes import keeping_buffers
 from workers.model.module.randomness import Draws
+from workers.model.module.tried import tried
 from workers.moe.gate import Gate
 
 _TOLERANCE = 1e-5  # of the largest value: the same computed again rounds alike, or nearly

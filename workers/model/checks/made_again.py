@@ -14,10 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 from chassis.entries import importing_anew
 from protos.job_pb2 import JobSpec
-from workers.model.checks.trial import first_parts, tried
+from workers.model.checks.trial import first_parts
 from workers.model.code.brought import code_root
 from workers.model.code.entry import ModelError, job_model
 from workers.model.module.inputs import arguments_of
+from workers.model.module.tried import tried
 
 _TOLERANCE = 1e-5  # of the sizes: what several threads compute may round otherwise
 _SEEDED = (

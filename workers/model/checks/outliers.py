@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from workers.model.chain.trace import TracedModel
-from workers.model.checks.trial import Layers, detached, given_to, run, tried
+from workers.model.checks.trial import Layers, detached, given_to, run
 from workers.model.module.randomness import Draws
+from workers.model.module.tried import tried
 
 _FAR = 1000.0  # times as large
 _TOLERANCE = 1e-4  # of the largest value of usual samples

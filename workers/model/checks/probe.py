@@ -17,18 +17,10 @@ from workers.learning.optimizers import GroupError, check_groups
 from workers.model.chain.trace import TracedModel
 from workers.model.checks.kept import check_kept
 from workers.model.checks.outliers import heeds_outliers
-from workers.model.checks.trial import (
-    Layers,
-    first_parts,
-    given_to,
-    joined,
-    leaves,
-    mark,
-    run,
-    tried,
-)
+from workers.model.checks.trial import Layers, first_parts, given_to, joined, leaves, mark, run
 from workers.model.code.entry import ModelError
 from workers.model.module.buffers import other_buffers
+from workers.model.module.tried import tried
 from workers.model.module.whole import job_micro_batches
 
 _FEW = 2  # samples that are computed back through, of each part

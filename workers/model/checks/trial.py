@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -18,10 +17,9 @@ from protos.job_pb2 import JobSpec
 from workers.data.reader import Dataset
 from workers.data.tensors import first_samples, tensors_of
 from workers.device.mapped import empty_like
-from workers.embedding.sparse import SparseEmbedding
 from workers.model.chain.trace import TracedModel
-from workers.model.module.modes import in_mode
 from workers.model.module.places import parameter_places
+from workers.model.module.tried import tried
 
 _PART = 8  # samples
 _SEED = 1
@@ -124,54 +122,6 @@ def _varied_from(parameter: Tensor, generator: torch.Generator) -> nn.Parameter:
     other = empty_like(values)  # experts out of memory have others there, too
     other.uniform_(-1.0, 1.0, generator=generator).mul_(_NOISE * max(mean, _SMALLEST))
     return nn.Parameter(other.add_(values))
-
-
-class Rows:
-    """Rows of any key, for embeddings that nothing is bound to.
-
-    Attributes:
-        given: where those that were asked for lie in memory.
-    """
-
-    def __init__(self) -> None:
-        self.given: set[int] = set()
-        self._kept: list[NDArray[np.float32]] = []
-
-    def of(self, dim: int) -> "_RowsOfTable":
-        """Those of a table."""
-        return _RowsOfTable(self, dim)
-
-    def keep(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The same, noted as given."""
-        self.given.add(rows.ctypes.data)
-        self._kept.append(rows)  # so that nothing else comes to lie there
-        return rows
-
-
-class _RowsOfTable:
-    def __init__(self, rows: Rows, dim: int) -> None:
-        self._rows, self._dim = rows, dim
-
-    def pull(self, keys: NDArray[np.uint64], read_only: bool) -> NDArray[np.float32]:
-        angles = np.outer(1 + keys % np.uint64(99991), 1 + np.arange(self._dim))
-        return self._rows.keep(np.sin(angles).astype(np.float32))
-
-    def push(self, keys: NDArray[np.uint64], grads: NDArray[np.float32]) -> None:
-        pass
-
-
-@contextmanager
-def tried(model: nn.Module) -> Iterator[Rows]:
-    """Have a model as in training, and all as it was afterwards, generators too."""
-    rows = Rows()
-    with in_mode(model, training=True), torch.random.fork_rng(devices=[]):
-        torch.random.manual_seed(_SEED)
-        for module in model.modules():
-            if isinstance(module, SparseEmbedding):
-                module.store = rows.of(module.spec.dim)
-                module.remote = False
-                module._bound = None
-        yield rows
 
 
 def mark(tensor: Tensor) -> tuple[int, str]:

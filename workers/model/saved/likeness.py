@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from protos.job_pb2 import JobSpec
 from workers.data.columns import Encoder
-from workers.model.checks.trial import tried
 from workers.model.code.entry import ModelError
 from workers.model.module.inputs import arguments_of
+from workers.model.module.tried import tried
 
 _SAMPLES = 3
 _MOST_BYTES = 256 << 20  # of weights: more take too long to make up
