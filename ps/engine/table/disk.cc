@@ -16,7 +16,6 @@ namespace {
   throw std::runtime_error(what + ": " + std::strerror(errno));
 }
 
-constexpr size_t kPage = 4096;
 constexpr uint32_t kMaxSlots = (1u << 30) - 1;  // two bits of a place say where its row is
 constexpr double kSpace = 1.35;  // times what is in use: more slots than that are too many
 constexpr size_t kSlack = 3;     // extents besides: those that logs are filling, and one to come
@@ -78,11 +77,9 @@ void DiskFile::Write(const void* data, size_t size, uint64_t offset) {
     from += done, size -= static_cast<size_t>(done), offset += static_cast<uint64_t>(done);
   }
 #ifdef SYNC_FILE_RANGE_WRITE
-  // Else pages that wait to be written could fill what memory a control group leaves to them. The
-  // last one, which is not yet whole, is written to again.
-  const uint64_t from_page = begin / kPage * kPage, to_page = (begin + bytes) / kPage * kPage;
-  if (to_page <= from_page) return;
-  ::sync_file_range(fd_, static_cast<off_t>(from_page), static_cast<off_t>(to_page - from_page),
+  // Else pages that wait to be written fill what memory a control group leaves to them, and who
+  // asks for more sleeps until they are. The last one, too, though it may be written to again.
+  ::sync_file_range(fd_, static_cast<off_t>(begin), static_cast<off_t>(bytes),
                     SYNC_FILE_RANGE_WRITE);
 #else
   (void)begin, (void)bytes;

@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint64_t kTrimmedAtOnce = 1 << 20;  // rows
 constexpr size_t kParallelFrom = 16384;       // keys from which a batch is worth several threads
+constexpr size_t kParallelOnDisk = 512;       // where rows are read by two system calls each
 constexpr size_t kRange = 24576;              // keys that one of them groups at once
 constexpr size_t kExpected = 512;             // keys, about, whose rows are being read from disk
 
@@ -132,7 +133,7 @@ template <typename Work, typename After>
 size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint64_t turn,
                        Work work, After after) {
   const size_t n = whole.end;
-  const bool parallel = n >= kParallelFrom;
+  const bool parallel = n >= (file_.bytes() > 0 ? kParallelOnDisk : kParallelFrom);
   const auto for_each = [parallel](size_t count, const auto& task) {
     if (parallel) {
       ParallelFor(count, task);
