@@ -76,16 +76,16 @@ def child(name: str, work: Path, dim: int, group: str) -> int:
 
 
 class Process:
-    """A contestant in its group."""
+    """A contestant in its group, or in none where pages may lie in memory."""
 
-    def __init__(self, name: str, work: Path, dim: int) -> None:
+    def __init__(self, name: str, work: Path, dim: int, *, capped: bool = True) -> None:
         told = name.replace(" ", "-").replace(",", "")
         self._work = work / f"ssd-{told}-{dim}"
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir(parents=True)
         self._group = GROUPS / f"ssd-{os.getpid()}-{dim}-{told}"
         join, group = "", "-"
-        if can_cap():
+        if capped and can_cap():
             self._group.mkdir()
             join, group = f"echo $$ > {self._group}/cgroup.procs; ", str(self._group)
         command = f"{join}exec '{sys.executable}' -m bench.ssd '{self._work}' --child '{name}'"
