@@ -277,7 +277,7 @@ def test_torch_gradients_of_other_dtypes(backend: Backend) -> None:
 def test_many_keys_in_any_order(backend: Backend) -> None:
     rng = np.random.default_rng(0)
     table = backend.create(5, **SGD)
-    universe = np.unique(np.concatenate([rng.integers(0, 2**64, 3000, np.uint64), np.uint64(BIG)]))
+    universe = np.unique(np.concatenate([rng.integers(0, 2**64, 9000, np.uint64), np.uint64(BIG)]))
     expected = table.pull(universe)
     steps = 4
     for _ in range(steps):
