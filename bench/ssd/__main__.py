@@ -153,7 +153,7 @@ def main() -> int:
         result = json.loads(options.json.read_text())
         for dim in options.dims:
             result["dims"][str(dim)]["aged"] = age(options.work, dim)
-            write(options.json, json.dumps(result) + "\n")
+            write(options.json, json.dumps(result, indent=1) + "\n")
         print(table(result))
         return 0
     result = {
@@ -173,7 +173,7 @@ def main() -> int:
         result["dims"][str(dim)] = measure(
             options.work, dim, options.rounds, options.seconds, options.within
         )
-        write(options.json, json.dumps(result) + "\n")
+        write(options.json, json.dumps(result, indent=1) + "\n")
     print(table(result))
     return 0
 
