@@ -371,5 +371,5 @@ def _all_finite(gradients: list[Tensor]) -> bool:
     if not some:
         return True
     if some[0].device.type == "cpu" and all(math.isfinite(abs(g.sum().item())) for g in some):
-        return True  # no sum is where a value is not, and norms take fifty times as long
+        return True  # no sum is where a value is not, and norms take several times as long
     return bool(torch.stack(torch._foreach_norm(some, float("inf"))).isfinite().all())
