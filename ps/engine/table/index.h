@@ -49,14 +49,16 @@ class Index {
   template <typename Same>
   uint32_t* FindEntry(uint64_t hash, Same same) {
     const uint8_t tag = TagOf(hash);
-    for (uint64_t b = HomeOf(hash);; b = After(b)) {
+    // Of few buckets each may have sent entries on: no search looks into one twice.
+    for (uint64_t b = HomeOf(hash), left = count_; left > 0; b = After(b), --left) {
       Bucket& bucket = buckets_[b];
       for (uint32_t m = Matches(bucket, tag); m; m &= m - 1) {
         uint32_t& place = bucket.places[__builtin_ctz(m)];
         if (same(place)) return &place;
       }
-      if (bucket.passed == 0) return nullptr;
+      if (bucket.passed == 0) break;
     }
+    return nullptr;
   }
 
   // The hash must have no entry yet, and the index not be full().

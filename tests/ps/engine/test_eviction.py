@@ -1,5 +1,7 @@
 """Which rows a shrink removes, and that what comes after is as if they had never been."""
 
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -306,3 +308,31 @@ def test_a_push_that_shrinks_some_buckets_leaves_the_others() -> None:
     assert held(table) == keys[~gone].tolist()
     table._table.push(b"", 8, b"", step=9, shrink=some | 1, turn=table._table.take_turn(), **how)
     assert held(table) == keys[:100].tolist()
+
+
+# Reads absent keys of a table whose rows come and go: all parts of its index have been full.
+_CHURN = """
+import sys
+import numpy as np
+from ps import Eviction, LocalTable
+
+rng = np.random.default_rng(0)
+table = LocalTable.create(
+    "t", 1, optimizer="sgd", memory_bytes=int(sys.argv[1]), eviction=Eviction(ttl_steps=1)
+)
+for step in range(300):
+    keys = rng.integers(0, 2**63, 1000)
+    table.push(keys, np.ones((1000, 1), np.float32), step=step)
+    if step % 2:
+        table.shrink(step=step + 1)
+    table.pull(rng.integers(0, 2**63, 4000), read_only=True)
+print(len(table))
+"""
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 16])
+def test_a_key_that_is_not_there_is_looked_for_once_around(memory_bytes: int) -> None:
+    command = [sys.executable, "-c", _CHURN, str(memory_bytes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1000\n"
