@@ -7,6 +7,7 @@ each with the options that it had.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,12 +73,17 @@ def rule_of(optimizer: Optimizer, group: Mapping[str, Any], dtype: torch.dtype) 
     """How one of an optimizer's groups is updated; seen from a step of one number.
 
     Raises:
-        ValueError: the optimizer is none of OPTIMIZERS.
+        ValueError: the optimizer is none of OPTIMIZERS, or is fused.
     """
     kind = type(optimizer)
     if kind not in OPTIMIZERS:
         names = ", ".join(one.__name__ for one in OPTIMIZERS)
         raise ValueError(f"optimizer: expected one of torch's {names}, got {kind.__name__}")
+    if group.get("fused"):
+        raise ValueError(
+            f"optimizer: expected {kind.__name__} without fused=True, which rounds otherwise at "
+            "the end of a tensor than inside"
+        )
     return rule_for(kind, options_of(group), dtype)
 
 
@@ -97,6 +103,9 @@ def _make(kind: Callable[..., Optimizer], groups: list[dict[str, Any]]) -> Optim
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's options as they are now, without its parameters."""
+    """A group's options as they are now, without its parameters.
+
+    Copies: a rate that is a tensor is changed in place.
+    """
     known = ("params", "initial_lr", "name", "param_names")
-    return {key: value for key, value in group.items() if key not in known}
+    return {key: deepcopy(value) for key, value in group.items() if key not in known}

@@ -17,7 +17,13 @@ _ffn_backward = torch.ops.heterps.grouped_ffn_backward
 
 
 class Trained(Protocol):
-    """What has experts and takes their gradients: at once, or for a step that is judged first."""
+    """What has experts and takes their gradients: at once, or for a step that is judged first.
+
+    Attributes:
+        broken: the error that ended it.
+    """
+
+    broken: BaseException | None
 
     def require_stepped(self, layer: int) -> None:
         """See that a forward may begin."""
@@ -58,8 +64,9 @@ class TrainedOutside:
                 f"{self.at.name}: expected native kernels, to train experts one by one with the "
                 "bits that they get together, got HETERPS_GROUPED_FFN=loop"
             )
+        anchor = self._anchor.view_as(self._anchor)
         apply: Callable[..., Tensor] = _Experts.apply
-        return apply(rows, self._anchor, offsets, self, keep)
+        return apply(rows, anchor, anchor.grad_fn, offsets, self, keep)
 
 
 class _Experts(torch.autograd.Function):
@@ -67,7 +74,13 @@ class _Experts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, anchor: Tensor, offsets: Tensor, outside: Any, keep: bool
+        ctx: Any,
+        rows: Tensor,
+        anchor: Tensor,
+        of_weights: Any,
+        offsets: Tensor,
+        outside: Any,
+        keep: bool,
     ) -> Tensor:
         bounds = offsets.tolist()
         wanted = [e for e in range(outside.at.experts) if bounds[e] < bounds[e + 1]]
@@ -85,8 +98,10 @@ class _Experts(torch.autograd.Function):
                     outside.at.activation,
                     keep,
                 )
-        ctx.save_for_backward(rows, *pres.values())
-        ctx.bounds, ctx.wanted, ctx.outside = bounds, list(pres), outside
+        # In an order that is the same where a checkpoint of activations computes them again.
+        ctx.save_for_backward(rows, *(pres[e] for e in wanted))
+        ctx.bounds, ctx.wanted, ctx.outside = bounds, wanted, outside
+        ctx.of_weights = of_weights
         return out
 
     @staticmethod
@@ -98,22 +113,34 @@ class _Experts(torch.autograd.Function):
         of_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
         grad = grad.contiguous()
         w1, w2 = (one.name for one in weights_of(outside.at))
+        # Not by autograd.grad() of something else, which leaves parameters' gradients alone.
+        learns = torch._C._will_engine_execute_node(ctx.of_weights)
+        training = outside.training
         with outside.lock:
-            outside.training.begin_backward(outside.index)
-            for e, tensors in outside.training.arrive(outside.index, sorted(ctx.wanted)):
-                mine = slice(bounds[e], bounds[e + 1])
-                part, *weights = _ffn_backward(
-                    grad[mine],
-                    rows[mine],
-                    torch.tensor([0, bounds[e + 1] - bounds[e]]),
-                    pre[e],
-                    tensors[w1][None].to(rows.dtype),
-                    tensors[w2][None].to(rows.dtype),
-                    outside.at.activation,
-                    of_rows is not None,
-                    True,
-                )
-                if of_rows is not None:
-                    of_rows[mine] = part
-                outside.training.update(outside.index, e, tensors, [one[0] for one in weights])
-        return of_rows, None, None, None, None
+            if learns:
+                training.begin_backward(outside.index)
+            try:
+                for e, tensors in training.arrive(outside.index, ctx.wanted):
+                    mine = slice(bounds[e], bounds[e + 1])
+                    part, *weights = _ffn_backward(
+                        grad[mine],
+                        rows[mine],
+                        torch.tensor([0, bounds[e + 1] - bounds[e]]),
+                        pre[e],
+                        tensors[w1][None].to(rows.dtype),
+                        tensors[w2][None].to(rows.dtype),
+                        outside.at.activation,
+                        of_rows is not None,
+                        learns,
+                    )
+                    if of_rows is not None:
+                        of_rows[mine] = part
+                    if learns:
+                        dtype = tensors[w1].dtype  # under autocast not that of the rows
+                        gradients = [one[0].to(dtype) for one in weights]
+                        training.update(outside.index, e, tensors, gradients)
+            except BaseException as error:
+                if learns and training.broken is None:  # some have their gradients, others not
+                    training.broken = error
+                raise
+        return of_rows, None, None, None, None, None

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 import torch
 from torch.nn import Module
@@ -52,7 +51,7 @@ def offload_training(
 
     Args:
         model: on a CPU, with `heterps.MoE` layers of stacked experts.
-        optimizer: SGD, Adam or AdamW of torch, without states of the experts.
+        optimizer: SGD, Adam or AdamW of torch, not fused, without states of the experts.
         memory: bytes, or as "2GB", for experts with their states and what updates them.
         path: the file of experts. Where there is none it is made of the model's. To go on with one
             that was closed, or saved with its states, the model's experts are on the device meta.
@@ -76,9 +75,9 @@ def offload_training(
     _check_alone(layers)
     rules, groups, sources = [], [], []
     for (name, layer), source in zip(layers.items(), of_model(model), strict=True):
-        group = _group_of(optimizer, name, layer)
-        groups.append(group)
-        rules.append(rule_of(optimizer, group, layer.w1.dtype))
+        number = _group_of(optimizer, name, layer)
+        groups.append(number)
+        rules.append(rule_of(optimizer, optimizer.param_groups[number], layer.w1.dtype))
         sources.append(with_states(source, rules[-1]))
         if on_meta(layer) != file.exists():
             raise ExpertFileError(
@@ -101,7 +100,7 @@ def offload_training(
     courses = []
     for i, layer_at in enumerate(packed.layers):
         mine = list(layers).index(layer_at.name)
-        courses.append(Course(rules[mine], groups[mine], _steps_of(store, i), []))
+        courses.append(Course(rules[mine], optimizer, groups[mine], _steps_of(store, i), []))
     training = Training(store, courses, period)
     guard = Lock()
     for name, layer in layers.items():
@@ -151,8 +150,8 @@ def _steps_of(store: ChangingCache, layer: int) -> int:
     raise AssertionError
 
 
-def _group_of(optimizer: Optimizer, name: str, layer: MoE) -> dict[str, Any]:
-    """The optimizer's group of a layer's experts.
+def _group_of(optimizer: Optimizer, name: str, layer: MoE) -> int:
+    """The number of the optimizer's group of a layer's experts.
 
     Raises:
         ValueError: there is none, or more than one; they are modules, or the optimizer has states.
@@ -167,14 +166,13 @@ def _group_of(optimizer: Optimizer, name: str, layer: MoE) -> dict[str, Any]:
     if not (layer.w1.requires_grad and layer.w2.requires_grad):
         raise ValueError(f"offload: {name}: expected w1 and w2 to require gradients")
     found = []
-    for group in optimizer.param_groups:
+    for number, group in enumerate(optimizer.param_groups):
         ids = {id(one) for one in group["params"]}
-        found += [group] * ((id(layer.w1) in ids) + (id(layer.w2) in ids))
-    if len(found) != 2 or found[0] is not found[1]:
+        found += [number] * ((id(layer.w1) in ids) + (id(layer.w2) in ids))
+    if len(found) != 2 or found[0] != found[1]:
         raise ValueError(f"offload: optimizer: expected w1 and w2 of {name} in one of its groups")
     if layer.w1 in optimizer.state or layer.w2 in optimizer.state:
         raise ValueError(
             f"offload: optimizer: expected one that has made no step of {name}, got its states"
         )
-    chosen: dict[str, Any] = found[0]
-    return chosen
+    return found[0]

@@ -1,12 +1,13 @@
 """Experts that are trained out of memory: how far each is, and what it still has to be told."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from workers.offload.experts.layout import LayerAt, TensorAt
 from workers.offload.experts.pack import write
@@ -23,17 +24,24 @@ _MOST_STEPS = 1024  # whose options are kept, for experts that get no tokens
 class Course:
     """How far a layer is.
 
-    rule, group: of its experts, the group being the optimizer's own.
+    rule: of its experts.
+    optimizer, group: theirs, by the group's number: the optimizer has others once it was loaded.
     options: of the optimizer in each step since the file was opened.
     before: steps that were made before that.
     updated: experts were updated of which the optimizer's step is still to come.
     """
 
     rule: Rule
-    group: Mapping[str, Any]
+    optimizer: Optimizer
+    group: int
     before: int
     options: list[dict[str, Any]]
     updated: bool = False
+
+    @property
+    def options_now(self) -> dict[str, Any]:
+        """Of the optimizer, as its next step would have them."""
+        return options_of(self.optimizer.param_groups[self.group])
 
     @property
     def steps(self) -> int:
@@ -74,7 +82,7 @@ class Training(ArrivingExperts):
                 "optimizer's steps: experts are updated in it"
             )
         course.updated = True
-        options = options_of(course.group)
+        options = course.options_now
         alike = course.options and course.options[-1] == options
         course.options.append(course.options[-1] if alike else options)
 
@@ -103,7 +111,7 @@ class Training(ArrivingExperts):
             RuntimeError: its options are others than in the backward, which had updated experts.
         """
         for i, course in enumerate(self._courses):
-            if course.updated and course.options[-1] != options_of(course.group):
+            if course.updated and course.options[-1] != course.options_now:
                 self.broken = RuntimeError(
                     f"{self._store.packed.layers[i].name}: expected the optimizer's options to "
                     "stay as they are from a backward to optimizer.step(): experts were updated"
