@@ -33,7 +33,9 @@ def child(name: str, work: Path, dim: int, group: str) -> int:
     memory = TABLE // SHARE - BESIDE
     if group != "-" and name != MEMORY:
         folder = Path(group)
-        base = int((folder / "memory.usage_in_bytes").read_text())
+        # Not the pages of files that it has read: those of libraries may be another's.
+        told = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        base = int(told["rss"])
         (folder / "memory.limit_in_bytes").write_text(str(base + TABLE // SHARE))
     one: Contestant = CONTESTANTS[name](work, dim, 0 if name == MEMORY else memory)
     begin = time.perf_counter()
@@ -83,7 +85,7 @@ class Process:
         self._work = work / f"ssd-{told}-{dim}"
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir(parents=True)
-        self._group = GROUPS / f"ssd-{os.getpid()}-{dim}-{told}"
+        self._group = GROUPS / f"ssd-{os.getpid()}-{dim}-{told}-{id(self)}"
         join, group = "", "-"
         if capped and can_cap():
             self._group.mkdir()

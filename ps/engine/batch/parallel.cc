@@ -102,6 +102,8 @@ Pool* Current() {
 
 }  // namespace
 
+size_t Threads() { return Helpers() + 1; }
+
 void ParallelFor(size_t n, const std::function<void(size_t)>& task) {
   const size_t helpers = std::min(Helpers(), n - std::min<size_t>(n, 1));
   if (helpers == 0) {

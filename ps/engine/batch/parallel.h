@@ -6,6 +6,9 @@
 
 namespace heterps::ps {
 
+// How many threads ParallelFor has at most.
+size_t Threads();
+
 // Calls task(i) for every i < n, on this thread and on idle pool threads; returns when all are
 // done. The first exception is thrown here. Safe after fork: the child starts its own pool.
 void ParallelFor(size_t n, const std::function<void(size_t)>& task);

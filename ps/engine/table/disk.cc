@@ -1,6 +1,7 @@
 #include "table/disk.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@ constexpr uint32_t kMaxSlots = (1u << 30) - 1;  // two bits of a place say where
 constexpr double kSpace = 1.35;  // times what is in use: more slots than that are too many
 constexpr size_t kSlack = 3;     // extents besides: those that logs are filling, and one to come
 constexpr size_t kSpare = 2;     // empty extents: one for what is moved, which is to leave one
+constexpr size_t kMostBlock = 16 << 10;  // a file system of larger ones caches pages
 constexpr double kSparse = 0.9;  // of an extent in use: emptying one of more gains too little
 
 // Has appending to it throw nothing up to so many.
@@ -41,6 +43,19 @@ DiskFile::DiskFile(const std::string& directory) {
     if (fd_ < 0) Fail(directory + ": rows cannot be kept there");
     ::unlink(path.c_str());
   }
+#ifdef STATX_DIOALIGN
+  struct statx told{};
+  std::unique_ptr<Reads> queue = Reads::Open();
+  if (queue && ::statx(fd_, "", AT_EMPTY_PATH, STATX_DIOALIGN, &told) == 0 &&
+      told.stx_mask & STATX_DIOALIGN && told.stx_dio_offset_align > 0 &&
+      told.stx_blksize <= kMostBlock &&
+      ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_DIRECT) == 0) {
+    align_ = std::max(told.stx_dio_offset_align, told.stx_dio_mem_align);
+    block_ = std::max<size_t>(align_, told.stx_blksize);
+    idle_.push_back(std::move(queue));
+    return;
+  }
+#endif
 #ifdef POSIX_FADV_RANDOM
   ::posix_fadvise(fd_, 0, 0, POSIX_FADV_RANDOM);  // neighbours of a row are not wanted
 #endif
@@ -50,7 +65,34 @@ DiskFile::~DiskFile() {
   if (fd_ >= 0) ::close(fd_);
 }
 
+std::unique_ptr<Reads> DiskFile::Lend() {
+  if (block_ == 1) return nullptr;
+  {
+    std::lock_guard lock(lending_);
+    if (!idle_.empty()) {
+      std::unique_ptr<Reads> out = std::move(idle_.back());
+      idle_.pop_back();
+      return out;
+    }
+  }
+  return Reads::Open();
+}
+
+void DiskFile::Return(std::unique_ptr<Reads> reads) {
+  std::lock_guard lock(lending_);
+  if (reads) idle_.push_back(std::move(reads));
+}
+
 void DiskFile::Read(void* data, size_t size, uint64_t offset) const {
+  if (align_ == 1) return ReadAll(data, size, offset);
+  const uint64_t begin = offset / align_ * align_;
+  const size_t span = (offset + size - begin + align_ - 1) / align_ * align_;
+  const Block block = BlockOf(align_, span);
+  ReadAll(block.get(), span, begin);
+  std::memcpy(data, block.get() + (offset - begin), size);
+}
+
+void DiskFile::ReadAll(void* data, size_t size, uint64_t offset) const {
   auto* to = static_cast<char*>(data);
   while (size > 0) {
     const ssize_t done = ::pread(fd_, to, size, static_cast<off_t>(offset));
@@ -62,6 +104,7 @@ void DiskFile::Read(void* data, size_t size, uint64_t offset) const {
 }
 
 void DiskFile::Expect(size_t size, uint64_t offset) const {
+  if (block_ > 1) return;
 #ifdef POSIX_FADV_WILLNEED
   ::posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(size), POSIX_FADV_WILLNEED);
 #endif
@@ -76,6 +119,7 @@ void DiskFile::Write(const void* data, size_t size, uint64_t offset) {
     if (done <= 0) throw Broken(std::string("a row cannot be written to disk: ") + strerror(errno));
     from += done, size -= static_cast<size_t>(done), offset += static_cast<uint64_t>(done);
   }
+  if (block_ > 1) return;
 #ifdef SYNC_FILE_RANGE_WRITE
   // Else pages that wait to be written fill what memory a control group leaves to them, and who
   // asks for more sleeps until they are. The last one, too, though it may be written to again.
@@ -156,9 +200,11 @@ void DiskRows::AddExtent() {
   }
   // First, so that nothing is half done where there is no memory, and Remove never needs any.
   HaveRoom(&extents_, count), HaveRoom(&in_use_, count), HaveRoom(&opened_at_, count),
-      HaveRoom(&empty_, count);
-  extents_.push_back({file_.Reserve(kExtent * record_bytes_)});
+      HaveRoom(&writes_, count), HaveRoom(&empty_, count);
+  const size_t block = file_.block();
+  extents_.push_back({file_.Reserve((kExtent * record_bytes_ + block - 1) / block * block)});
   in_use_.push_back(0);
+  writes_.push_back(0);
   opened_at_.push_back(0);
   empty_.push_back(static_cast<uint32_t>(count) - 1);
 }
@@ -204,7 +250,47 @@ void DiskRows::ReadMany(uint32_t first, uint32_t count, char* records) const {
 }
 
 void DiskRows::WriteMany(uint32_t first, uint32_t count, const char* records) {
-  file_.Write(records, count * record_bytes_, OffsetOf(first));
+  ++writes_[first / kExtent];
+  const size_t block = file_.block(), size = count * record_bytes_;
+  const uint64_t offset = OffsetOf(first), begin = offset / block * block;
+  if (block == 1) return file_.Write(records, size, offset);
+  const size_t before = offset - begin, filled = before + size;
+  const size_t span = (filled + block - 1) / block * block;
+  Block bytes = BlockOf(block, span);
+  if (before > 0) Complete(begin, first, count, bytes.get());
+  if (filled < span && (span > block || before == 0)) {
+    Complete(begin + span - block, first, count, bytes.get() + span - block);
+  }
+  std::memcpy(bytes.get() + before, records, size);
+  for (Edge& edge : edges_) {
+    if (edge.offset && *edge.offset >= begin && *edge.offset < begin + span) edge.offset.reset();
+  }
+  file_.Write(bytes.get(), span, begin);
+  if (filled == span) return;
+  Edge& edge = edges_[edges_[0].offset ? 1 : 0];
+  if (!edge.bytes) edge.bytes = BlockOf(block, block);
+  std::memcpy(edge.bytes.get(), bytes.get() + span - block, block);
+  edge.offset = begin + span - block;
+}
+
+void DiskRows::Complete(uint64_t offset, uint32_t first, uint32_t count, char* block) const {
+  for (const Edge& edge : edges_) {
+    if (edge.offset == offset) {
+      std::memcpy(block, edge.bytes.get(), file_.block());
+      return;
+    }
+  }
+  const uint32_t begin = first / kExtent * kExtent;
+  const uint64_t in = offset - OffsetOf(begin);
+  const auto from = static_cast<uint32_t>(in / record_bytes_);
+  const auto to = static_cast<uint32_t>((in + file_.block() - 1) / record_bytes_);
+  for (uint32_t slot = begin + from; slot <= begin + std::min(to, kExtent - 1); ++slot) {
+    if (used(slot) && (slot < first || slot >= first + count)) {
+      file_.Read(block, file_.block(), offset);
+      return;
+    }
+  }
+  std::memset(block, 0, file_.block());
 }
 
 }  // namespace heterps::ps

@@ -6,11 +6,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "table/reads.h"
 
 namespace heterps::ps {
 
@@ -45,12 +48,29 @@ class DiskFile {
   void set_full(bool full) { full_.store(full, std::memory_order_relaxed); }
   void Read(void* to, size_t size, uint64_t offset) const;
   // Has it be read in the background, as it will be needed: many at once, where Read waits for one.
+  // Past the page cache that is what queues are for.
   void Expect(size_t size, uint64_t offset) const;
   void Write(const void* from, size_t size, uint64_t offset);  // Throws Broken.
   uint64_t bytes() const { return end_.load(std::memory_order_relaxed); }
 
+  // What reads and writes past the page cache begin and end at; 1 where they go through it. There
+  // Write wants memory at such places, too.
+  size_t block() const { return block_; }
+  // A queue of reads past the page cache, to be given back; null where there is none.
+  std::unique_ptr<Reads> Lend();
+  void Return(std::unique_ptr<Reads> reads);
+  std::unique_ptr<Fetched> Fetch(Reads& reads) const {
+    return std::make_unique<Fetched>(reads, fd_, align_);
+  }
+
  private:
+  void ReadAll(void* to, size_t size, uint64_t offset) const;
+
   int fd_ = -1;
+  size_t align_ = 1;  // of reads
+  size_t block_ = 1;  // of writes, and of the file system: others wait for all reads to end
+  std::mutex lending_;
+  std::vector<std::unique_ptr<Reads>> idle_;
   std::mutex reserving_;
   std::atomic<uint64_t> end_{0};
   std::atomic<bool> full_{false};
@@ -93,7 +113,16 @@ class DiskRows {
   std::optional<uint32_t> Sparse() const;
 
   void Read(uint32_t slot, char* record) const { ReadMany(slot, 1, record); }
-  void Expect(uint32_t slot) const { file_.Expect(record_bytes_, OffsetOf(slot)); }
+  // Has a record be read for later: with others, or where that is null into the page cache.
+  void Expect(uint32_t slot, Fetched* with) const {
+    if (with) {
+      with->Add(slot, WritesOf(slot), record_bytes_, OffsetOf(slot));
+    } else {
+      file_.Expect(record_bytes_, OffsetOf(slot));
+    }
+  }
+  // A record that was read so, if it is still what the slot has.
+  const char* Find(uint32_t slot, const Fetched& in) const { return in.Find(slot, WritesOf(slot)); }
   // Records of consecutive slots; of those that are not used they say nothing.
   void ReadMany(uint32_t first, uint32_t count, char* records) const;
   void WriteMany(uint32_t first, uint32_t count, const char* records);
@@ -112,9 +141,13 @@ class DiskRows {
     uint32_t extent = 0, next = 0;
   };
 
+  // How often its extent was written to.
+  uint32_t WritesOf(uint32_t slot) const { return writes_[slot / kExtent]; }
   uint64_t OffsetOf(uint32_t slot) const {
     return extents_[slot / kExtent].offset + uint64_t{slot % kExtent} * record_bytes_;
   }
+  // What a write of slots does not fill of the block at that offset.
+  void Complete(uint64_t offset, uint32_t first, uint32_t count, char* block) const;
   bool is_open(uint32_t extent) const {
     return std::any_of(open_.begin(), open_.end(),
                        [&](const Open& one) { return one.any && one.extent == extent; });
@@ -133,10 +166,17 @@ class DiskRows {
   size_t size_ = 0;
   std::vector<Extent> extents_;
   std::vector<uint32_t> in_use_;     // slots of each, apart: all are looked through
+  std::vector<uint32_t> writes_;     // to each
   std::vector<uint64_t> opened_at_;  // when each was last begun, by how many had been
   uint64_t opened_ = 0;
   std::vector<uint32_t> empty_;  // extents that no log is filling
   std::array<Open, 2> open_;
+  // Blocks that were last written in part: what comes next goes there, and need not read them.
+  struct Edge {
+    std::optional<uint64_t> offset;
+    Block bytes;
+  };
+  std::array<Edge, 2> edges_;
 };
 
 }  // namespace heterps::ps

@@ -28,7 +28,7 @@ Subtable::Subtable(const Options& options, Arena& rows, Arena& indices, DiskFile
 
 uint64_t Subtable::KeyAt(uint32_t place) {
   if (KindOf(place) != kDisk) return pool(place).key(SlotOf(place));
-  disk_.Read(SlotOf(place), record_.data());
+  ReadSlot(SlotOf(place), record_.data());
   uint64_t key;
   std::memcpy(&key, record_.data(), sizeof(key));
   return key;

@@ -75,7 +75,18 @@ class alignas(64) Subtable {
   uint64_t turn = 1;               // the push that comes next, of those that have one
 
   // Has the disk read what of these lies there: all that a batch needs at once.
-  void Expect(const Item* items, size_t n) const;
+  void Expect(const Item* items, size_t n, Fetched* to) const;
+  // While it is there, records are taken from what was read so, as far as they are the same still.
+  class Having {
+   public:
+    Having(Subtable& at, const Fetched* fetched) : at_(at) { at_.fetched_ = fetched; }
+    ~Having() { at_.fetched_ = nullptr; }
+    Having(const Having&) = delete;
+    Having& operator=(const Having&) = delete;
+
+   private:
+    Subtable& at_;
+  };
   void Pull(const Item* items, size_t n, const PullBatch& batch);
   void Push(const Item* items, size_t n, const PushBatch& batch);
 
@@ -143,7 +154,7 @@ class alignas(64) Subtable {
   void Grow();
   template <typename Visit>
   void ForEachPlace(Visit visit);
-  // Until `visit` says false.
+  // Until `visit` says false. Records that it reads and writes are at hand.
   template <typename Visit>
   void ForEachOnDisk(Visit visit);
 
@@ -175,6 +186,7 @@ class alignas(64) Subtable {
     Usage usage;
     char* row;
   };
+  void ReadSlot(uint32_t slot, char* record);
   Record ReadRecord(uint32_t slot);
   Record Take(char* record) const;
   void WriteRecord(char* to, uint64_t key, uint32_t generation, bool full, const Usage& usage,
@@ -209,6 +221,14 @@ class alignas(64) Subtable {
   std::array<uint32_t, 3> hands_{};  // where Demote goes on
   const size_t read_bytes_;          // of a row that a pull reads
   std::vector<char> record_;         // scratch
+  const Fetched* fetched_ = nullptr;
+  // The extent that is being looked through; what is changed of it is written together.
+  struct Extent {
+    uint32_t first, count;
+    char* records;
+    bool changed;
+  };
+  Extent* extent_ = nullptr;
   Counters counters_;
 
   uint32_t generation_ = 1;
@@ -263,12 +283,23 @@ void Subtable::ForEachOnDisk(Visit visit) {
     const uint32_t count = std::min(DiskRows::Together(first), disk_.end() - first);
     records.resize(count * disk_.record_bytes());
     disk_.ReadMany(first, count, records.data());
-    for (uint32_t i = 0; i < count; ++i) {
-      if (!disk_.used(first + i)) continue;
-      DiskRows::Head head;
-      std::memcpy(&head, &records[i * disk_.record_bytes()], sizeof(head));
-      if (!visit(head.key, PlaceFor(kDisk, first + i))) return;
+    Extent extent{first, count, records.data(), false};
+    bool more = true;
+    extent_ = &extent;
+    try {
+      for (uint32_t i = 0; more && i < count; ++i) {
+        if (!disk_.used(first + i)) continue;
+        DiskRows::Head head;
+        std::memcpy(&head, &records[i * disk_.record_bytes()], sizeof(head));
+        more = visit(head.key, PlaceFor(kDisk, first + i));
+      }
+    } catch (...) {
+      extent_ = nullptr;
+      throw;
     }
+    extent_ = nullptr;
+    if (extent.changed) disk_.WriteMany(first, count, records.data());
+    if (!more) return;
     first += count;
   }
 }

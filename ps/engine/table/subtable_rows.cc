@@ -20,13 +20,13 @@ float FloatAt(const char* values, size_t i) {
 
 }  // namespace
 
-void Subtable::Expect(const Item* items, size_t n) const {
+void Subtable::Expect(const Item* items, size_t n, Fetched* to) const {
   for (size_t begin = 0; begin < n; begin += kChunk) {
     const size_t end = std::min(n, begin + kChunk);
     for (size_t i = begin; i < end; ++i) index_.PrefetchBucket(Mix(items[i].key));
     for (size_t i = begin; i < end; ++i) {
       const uint32_t place = index_.Candidate(Mix(items[i].key));
-      if (place != Index::kNone && KindOf(place) == kDisk) disk_.Expect(SlotOf(place));
+      if (place != Index::kNone && KindOf(place) == kDisk) disk_.Expect(SlotOf(place), to);
     }
   }
 }

@@ -89,7 +89,7 @@ void Subtable::SaveBefore(uint32_t place) {
   std::vector<char> copy;
   if (kind == kDisk) {
     copy.resize(disk_.record_bytes());
-    disk_.Read(SlotOf(place), copy.data());
+    ReadSlot(SlotOf(place), copy.data());
     const Record record = Take(copy.data());
     key = record.key, usage = record.usage, row = record.row, generation = record.generation;
     as = record.full ? BlockKind::kFull : BlockKind::kNarrow;

@@ -25,8 +25,19 @@ Subtable::Record Subtable::Take(char* record) const {
   return out;
 }
 
+void Subtable::ReadSlot(uint32_t slot, char* record) {
+  const size_t size = disk_.record_bytes();
+  if (extent_ && slot >= extent_->first && slot - extent_->first < extent_->count) {
+    std::memcpy(record, extent_->records + (slot - extent_->first) * size, size);
+  } else if (const char* read = fetched_ ? disk_.Find(slot, *fetched_) : nullptr) {
+    std::memcpy(record, read, size);
+  } else {
+    disk_.Read(slot, record);
+  }
+}
+
 Subtable::Record Subtable::ReadRecord(uint32_t slot) {
-  disk_.Read(slot, record_.data());
+  ReadSlot(slot, record_.data());
   return Take(record_.data());
 }
 
@@ -253,7 +264,9 @@ uint64_t Subtable::Shrink(uint32_t time_s, uint32_t step, bool decay, const Buck
       if (KindOf(place) == kDisk) {
         const Record record = Take(record_.data());
         WriteRecord(record_.data(), key, generation_, record.full, usage, nullptr);
-        disk_.WriteMany(SlotOf(place), 1, record_.data());
+        std::memcpy(extent_->records + (SlotOf(place) - extent_->first) * record_.size(),
+                    record_.data(), record_.size());
+        extent_->changed = true;
       } else {
         pool(place).usage(SlotOf(place)) = usage;
         pool(place).generation(SlotOf(place)) = generation_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -129,6 +131,45 @@ Table::Grouped Table::GroupOf(const Range& range, const Mine& mine) {
   return out;
 }
 
+// The sub-tables that a thread comes to next, and their records, which are being read.
+class Coming {
+ public:
+  struct One {
+    size_t subtable;
+    std::unique_ptr<Fetched> fetched;  // null: their pages are being read
+  };
+
+  explicit Coming(DiskFile& file) : file_(file), reads_(file.Lend()) {}
+  ~Coming() {
+    all_.clear();  // once they are read
+    file_.Return(std::move(reads_));
+  }
+
+  size_t size() const { return all_.size(); }
+
+  template <typename Expect>
+  void Ask(size_t subtable, Expect expect) {
+    all_.push_back({subtable, nullptr});
+    if (reads_) {
+      all_.back().fetched = file_.Fetch(*reads_);
+    }
+    expect(all_.back().fetched.get());
+    if (reads_) all_.back().fetched->Begin();
+  }
+
+  One Next() {
+    One out = std::move(all_.front());
+    all_.pop_front();
+    if (out.fetched) out.fetched->Wait();
+    return out;
+  }
+
+ private:
+  DiskFile& file_;
+  std::unique_ptr<Reads> reads_;
+  std::deque<One> all_;
+};
+
 template <typename Work, typename After>
 size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint64_t turn,
                        Work work, After after) {
@@ -146,20 +187,8 @@ size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint
   for_each(ranges, [&](size_t r) {
     grouped[r] = Group({whole.keys, whole.key_bytes, n * r / ranges, n * (r + 1) / ranges}, mine);
   });
-  // What lies on the disk is read while the sub-tables before are worked on: many rows at once, and
-  // not those of all, which could be too many for the page cache of a control group.
-  const bool expects = file_.bytes() > 0;
-  const size_t ahead = std::clamp<size_t>(kExpected * kSubtables / (n + 1), 2, kSubtables / 2);
-  const auto expect = [&](size_t s) {
-    std::lock_guard lock(subtables_[s]->mutex);
-    for (const Grouped& range : grouped) {
-      subtables_[s]->Expect(&range.items[range.begin[s]], range.begin[s + 1] - range.begin[s]);
-    }
-  };
-  for (size_t s = 0; expects && s < ahead; ++s) expect(s);
   // All of a sub-table at once: the pages of its rows and of its index are found again soon.
-  for_each(kSubtables, [&](size_t s) {
-    if (expects && s + ahead < kSubtables) expect(s + ahead);
+  const auto work_at = [&](size_t s, const Fetched* fetched) {
     Subtable& sub = *subtables_[s];
     std::unique_lock<std::mutex> lock;
     if (turn) {
@@ -170,6 +199,7 @@ size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint
       const size_t begin = range.begin[s], count = range.begin[s + 1] - begin;
       if (count == 0) continue;
       if (!lock) lock = std::unique_lock(sub.mutex);
+      const Subtable::Having having(sub, fetched);
       work(sub, &range.items[begin], count);
     }
     after(sub, &lock);
@@ -177,7 +207,37 @@ size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint
       ++sub.turn;
       sub.passed.notify_all();
     }
-  });
+  };
+  if (file_.bytes() == 0) {
+    for_each(kSubtables, [&](size_t s) { work_at(s, nullptr); });
+  } else {
+    // What lies on the disk is read while the sub-tables before are worked on: many rows at once,
+    // and not those of all, which could be too many for the memory of a control group.
+    const size_t threads = parallel ? Threads() : 1;
+    const size_t ahead =
+        std::clamp<size_t>(kExpected * kSubtables / (n + 1), 2, kSubtables / 2) / threads + 1;
+    std::atomic<size_t> next{0};
+    for_each(threads, [&](size_t) {
+      if (next.load() >= kSubtables) return;
+      Coming coming(file_);
+      for (;;) {
+        while (coming.size() < ahead) {
+          const size_t s = next.fetch_add(1);
+          if (s >= kSubtables) break;
+          coming.Ask(s, [&](Fetched* to) {
+            std::lock_guard lock(subtables_[s]->mutex);
+            for (const Grouped& range : grouped) {
+              subtables_[s]->Expect(&range.items[range.begin[s]],
+                                    range.begin[s + 1] - range.begin[s], to);
+            }
+          });
+        }
+        if (coming.size() == 0) break;
+        const Coming::One one = coming.Next();
+        work_at(one.subtable, one.fetched.get());
+      }
+    });
+  }
   size_t total = 0;
   for (const Grouped& range : grouped) total += range.begin[kSubtables];
   return total;

@@ -2,7 +2,10 @@
 
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from tests.waiting import wait_until
 
 DIM = 80
 BUDGET = 1 << 19
+SHM = Path("/dev/shm")
 KEYS = 17_000  # an index of 128 KiB and rows of 5 MiB at least
 LIMIT = 1.15 * BUDGET
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -51,9 +55,23 @@ def flush(table: LocalTable) -> None:
     table._table.demote()
 
 
+@pytest.fixture(params=["past-pages", "through-pages"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Where rows go: a folder of the disk, and one of memory, which has no way past its pages."""
+    if request.param == "past-pages":
+        yield str(tmp_path)
+        return
+    if not SHM.is_dir():
+        pytest.skip(f"{SHM}: this system has no such folder")
+    with tempfile.TemporaryDirectory(dir=SHM) as folder:
+        yield folder
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
-def test_a_table_ten_times_its_memory_trains_to_the_same_rows(options: dict[str, Any]) -> None:
-    tiered = LocalTable.create("t", DIM, memory_bytes=BUDGET, **options)
+def test_a_table_ten_times_its_memory_trains_to_the_same_rows(
+    directory: str, options: dict[str, Any]
+) -> None:
+    tiered = LocalTable.create("t", DIM, directory=directory, memory_bytes=BUDGET, **options)
     plain = LocalTable.create("t", DIM, **options)
     for table in (tiered, plain):
         fill(table)
@@ -71,6 +89,38 @@ def test_a_table_ten_times_its_memory_trains_to_the_same_rows(options: dict[str,
     assert max(highest, tiered.nbytes) < LIMIT
     assert sorted(tiered.keys().tolist()) == sorted(plain.keys().tolist())
     assert len(tiered) == len(plain)
+
+
+def test_rows_that_others_change_while_they_are_read_are_read_again(directory: str) -> None:
+    """Threads that push ones, pull, and bring rows into memory: each row has all of its ones."""
+    keys, threads = 4000, 4
+    table = LocalTable.create(
+        "t",
+        DIM,
+        directory=directory,
+        memory_bytes=BUDGET // 2,
+        optimizer="sgd",
+        learning_rate=1.0,
+        initializer="zeros",
+    )
+    table.push(np.arange(keys), np.zeros((keys, DIM), np.float32))
+
+    def work(seed: int) -> NDArray[np.int64]:
+        rng, given = np.random.default_rng(seed), np.zeros(keys, np.int64)
+        for _ in range(60):
+            some = np.unique((rng.pareto(0.7, 1500) * 40).astype(np.int64) % keys)
+            table._table.prefetch(rng.permutation(keys)[:700], 8)
+            before = table.pull(some)
+            table.push(some, np.full((len(some), DIM), -1, np.float32))
+            assert (table.pull(some) > before).all()
+            given[some] += 1
+        return given
+
+    with ThreadPoolExecutor(threads) as pool:
+        given = sum(pool.map(work, range(threads)))
+    rows = table.pull(np.arange(keys), read_only=True)
+    np.testing.assert_array_equal(rows, np.repeat(given[:, None], DIM, 1))
+    assert table.counters["demoted"] > 10 * keys
 
 
 def test_memory_stays_within_its_budget_in_one_large_batch() -> None:

@@ -74,7 +74,7 @@ void Hammer(const char* name, Options options, bool crowded = false) {
     threads.emplace_back([&, p] {
       std::mt19937_64 random(static_cast<uint64_t>(p) + 1);
       for (int i = 0; i < kPushes; ++i) {
-        std::vector<uint64_t> places(400), keys(400);
+        std::vector<uint64_t> places(600), keys(600);
         for (size_t k = 0; k < keys.size(); ++k) {
           places[k] = random() % kKeys;  // some twice
           keys[k] = names[places[k]];
