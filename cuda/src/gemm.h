@@ -4,7 +4,7 @@
 // call for each spends much of its time on the call, and float16 and bfloat16 become float32 while
 // a panel is packed instead of in copies of whole weights. Blocking after Goto and van de Geijn,
 // "Anatomy of high-performance matrix multiplication" (2008): panels of B are packed, A is read
-// where it lies. Few rows are another matter: then B is most of the work, and is read once.
+// where it lies. For few rows B is read where it lies, too: to pack it would be most of the work.
 //
 // Compiled once for each instruction set, so everything here has internal linkage and nothing calls
 // inline functions of the standard library that another file may share. An element is summed over k
@@ -22,10 +22,10 @@
 namespace heterps {
 namespace {
 
-constexpr int64_t kDepth = 256;  // of a packed panel: 16 KiB of float32 under AVX2
-constexpr int64_t kFew = 16;     // rows up to which packing B costs more than it saves
-constexpr int64_t kSpan = 256;   // columns that few rows are summed over at once
-constexpr int64_t kBlock = 256;  // columns asked for together: the second cache holds them
+constexpr int64_t kDepth = 256;    // of a packed panel: 16 KiB of float32 under AVX2
+constexpr int64_t kFew = 16;       // rows up to which a transposed B is not worth its packing
+constexpr int64_t kUnpacked = 64;  // rows up to which another B is not
+constexpr int64_t kBlock = 256;    // columns asked for together: the second cache holds them
 
 // Vector width and rows of a tile; a tile is two vectors wide.
 template <int Bytes, int Rows>
@@ -34,53 +34,66 @@ struct Tiling {
   static constexpr int kRows = Rows;
 };
 
-// Rows of memory that will be packed next, asked for while others are worked on: a line in every
-// few steps, so that no step waits for the lines on their way, and in the order in which they lie,
-// so that the processor's own prefetching goes along.
+// Rows of memory that are read next, asked for while others are worked on: a line in every few
+// steps, or several in each where few rows are multiplied, so that no step waits for the lines on
+// their way, and in the order in which they lie, so that the processor's own prefetching goes
+// along.
 struct Ahead {
+  static constexpr int64_t kNever = int64_t{1} << 62;  // steps
   const char* at = nullptr;
   int64_t row = 0;    // bytes from a row to the next
   int64_t width = 0;  // bytes of a row that are wanted: whole lines
   int64_t rows = 0;   // that are left
   int64_t done = 0;   // bytes of this row
   int64_t every = 1;  // steps
-  int64_t wait = 1;
+  int64_t wait = kNever;
+  int64_t lines = 1;  // of a step
 
-  inline void step() {
+  [[gnu::always_inline]] void step() {
     if (--wait > 0) return;
     wait = every;
-    __builtin_prefetch(at + done, 0, 2);
-    done += 64;
-    if (done < width) return;
-    at += row;
-    done = 0;
-    if (--rows == 0) wait = int64_t{1} << 62;
+    for (int64_t i = 0; i < lines; ++i) {
+      __builtin_prefetch(at + done, 0, 2);
+      done += 64;
+      if (done < width) continue;
+      at += row;
+      done = 0;
+      if (--rows > 0) continue;
+      wait = kNever;
+      return;
+    }
   }
 };
 
 // What becomes of a sum: it is written, added to what is there, or written past the cache.
 enum class Put { kWrite, kAdd, kPast };
 
-// c[Rows, 2 vectors] = a[Rows, depth] * panel[depth, 2 vectors]; the last columns may be cut.
-template <int Bytes, int Rows, bool ARowsAdjacent, bool Asks, typename S>
-inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, Put put, S* c,
-                 int64_t width, int64_t columns, Ahead& ahead) {
+// c[Rows, 2 vectors] = a[Rows, depth] * panel[depth, 2 vectors], whose rows are `across` apart; the
+// last columns may be cut.
+template <int Bytes, int Rows, bool ARowsAdjacent, typename S>
+inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, int64_t across, Put put,
+                 S* c, int64_t width, int64_t columns, Ahead& ahead) {
   using Loose = typename Vector<S, Bytes>::Loose;
   using Vec = typename Vector<S, Bytes>::Type;
   constexpr int kLanes = Bytes / sizeof(S);
   Vec sums[Rows][2] = {};
-  for (int64_t k = 0; k < depth; ++k, panel += 2 * kLanes) {
-    if constexpr (Asks) {
-      ahead.step();
-    }
+  // Of three rows each: what an address for each needs does not fit into registers.
+  constexpr int kBases = ARowsAdjacent ? 1 : (Rows + 2) / 3;
+  const S* at[kBases];
+  for (int i = 0; i < kBases; ++i) at[i] = a + 3 * i * stride;
+  const int64_t next = ARowsAdjacent ? stride : 1;
+  for (int64_t k = 0; k < depth; ++k, panel += across) {
+    ahead.step();
     const Vec left = *reinterpret_cast<const Loose*>(panel);
     const Vec right = *reinterpret_cast<const Loose*>(panel + kLanes);
 #pragma GCC unroll 16
     for (int i = 0; i < Rows; ++i) {
-      const S factor = ARowsAdjacent ? a[k * stride + i] : a[i * stride + k];
+      const S factor = ARowsAdjacent ? at[0][i] : at[i / 3][i % 3 * stride];
       sums[i][0] += factor * left;
       sums[i][1] += factor * right;
     }
+#pragma GCC unroll 16
+    for (int i = 0; i < kBases; ++i) at[i] += next;
   }
   if (put == Put::kPast && columns >= 2 * kLanes) {
 #pragma GCC unroll 16
@@ -107,98 +120,31 @@ inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, Put 
 }
 
 // A tile of `rows` rows, 1 to Rows.
-template <int Bytes, int Rows, bool Packed, bool Asks, typename S>
+template <int Bytes, int Rows, bool Packed, typename S>
 inline void tile_of(int64_t rows, int64_t depth, const S* a, int64_t stride, const S* panel,
-                    Put put, S* c, int64_t width, int64_t columns, Ahead& ahead) {
+                    int64_t across, Put put, S* c, int64_t width, int64_t columns, Ahead& ahead) {
   if constexpr (Rows > 1) {
     if (rows < Rows) {
-      return tile_of<Bytes, Rows - 1, Packed, Asks>(rows, depth, a, stride, panel, put, c, width,
-                                                    columns, ahead);
+      return tile_of<Bytes, Rows - 1, Packed>(rows, depth, a, stride, panel, across, put, c, width,
+                                              columns, ahead);
     }
   }
-  tile<Bytes, Rows, Packed, Asks>(depth, a, stride, panel, put, c, width, columns, ahead);
+  tile<Bytes, Rows, Packed>(depth, a, stride, panel, across, put, c, width, columns, ahead);
 }
 
 // All rows of a panel's columns, in tiles as even as they can be. Packed, the rows of a tile lie
 // side by side (see pack_rows), else `stride` apart.
 template <int Bytes, int Rows, bool Packed, typename S>
 void column_of_tiles(int64_t rows, int64_t depth, const S* a, int64_t stride, const S* panel,
-                     Put put, S* c, int64_t width, int64_t columns, Ahead& ahead) {
+                     int64_t across, Put put, S* c, int64_t width, int64_t columns, Ahead& ahead) {
   const int64_t step = Packed ? depth : stride;
   const int64_t tiles = (rows + Rows - 1) / Rows;
   int64_t i = 0;
   for (int64_t n = 0; n < tiles; ++n) {
     const int64_t end = Packed ? (rows < i + Rows ? rows : i + Rows) : rows * (n + 1) / tiles;
-    if (ahead.rows > 0) {
-      tile_of<Bytes, Rows, Packed, true>(end - i, depth, a + i * step, stride, panel, put,
-                                         c + i * width, width, columns, ahead);
-    } else {
-      tile_of<Bytes, Rows, Packed, false>(end - i, depth, a + i * step, stride, panel, put,
-                                          c + i * width, width, columns, ahead);
-    }
+    tile_of<Bytes, Rows, Packed>(end - i, depth, a + i * step, stride, panel, across, put,
+                                 c + i * width, width, columns, ahead);
     i = end;
-  }
-}
-
-// sums[Rows, columns], rows kSpan apart, += a[Rows, Deep] * b[Deep, columns].
-template <int Bytes, int Rows, int Deep, typename S>
-inline void few_step(const S* a, int64_t stride, const S* b, int64_t across, int64_t columns,
-                     S* sums) {
-  using Loose = typename Vector<S, Bytes>::Loose;
-  using Vec = typename Vector<S, Bytes>::Type;
-  constexpr int kLanes = Bytes / sizeof(S);
-  S factors[Rows][Deep];
-  for (int i = 0; i < Rows; ++i) {
-    for (int k = 0; k < Deep; ++k) factors[i][k] = a[i * stride + k];
-  }
-  int64_t j = 0;
-  for (; j + kLanes <= columns; j += kLanes) {
-    Vec values[Deep];
-    for (int k = 0; k < Deep; ++k) values[k] = *reinterpret_cast<const Loose*>(b + k * across + j);
-    for (int i = 0; i < Rows; ++i) {
-      Loose* out = reinterpret_cast<Loose*>(sums + i * kSpan + j);
-      Vec sum = *out;
-      for (int k = 0; k < Deep; ++k) sum += factors[i][k] * values[k];
-      *out = sum;
-    }
-  }
-  for (; j < columns; ++j) {
-    for (int i = 0; i < Rows; ++i) {
-      for (int k = 0; k < Deep; ++k) sums[i * kSpan + j] += factors[i][k] * b[k * across + j];
-    }
-  }
-}
-
-// c[m, n] (+)= a[m, depth] * b[depth, n] for few rows: b is read once, along its rows, and not
-// packed. Sums in the order of tile(), so how many rows a block has does not show.
-template <int Bytes, typename S>
-void multiply_few(int64_t m, int64_t n, int64_t depth, const S* a, int64_t stride, const S* b,
-                  int64_t across, bool add, S* c, int64_t width, S* sums) {
-  constexpr int kDeep = 4;
-  for (int64_t j = 0; j < n; j += kSpan) {
-    const int64_t columns = n - j < kSpan ? n - j : kSpan;
-    for (int64_t i = 0; i < m; ++i) std::memset(sums + i * kSpan, 0, sizeof(S) * columns);
-    const auto step = [&](auto deep, int64_t k) {
-      constexpr int kNow = decltype(deep)::value;
-      const S* from = b + k * across + j;
-      int64_t i = 0;
-      for (; i + 2 <= m; i += 2) {
-        few_step<Bytes, 2, kNow>(a + i * stride + k, stride, from, across, columns,
-                                 sums + i * kSpan);
-      }
-      if (i < m) {
-        few_step<Bytes, 1, kNow>(a + i * stride + k, stride, from, across, columns,
-                                 sums + i * kSpan);
-      }
-    };
-    int64_t k = 0;
-    for (; k + kDeep <= depth; k += kDeep) step(std::integral_constant<int, kDeep>{}, k);
-    for (; k < depth; ++k) step(std::integral_constant<int, 1>{}, k);
-    for (int64_t i = 0; i < m; ++i) {
-      S* out = c + i * width + j;
-      const S* sum = sums + i * kSpan;
-      for (int64_t v = 0; v < columns; ++v) out[v] = add ? out[v] + sum[v] : sum[v];
-    }
   }
 }
 
@@ -265,9 +211,10 @@ inline Ahead ahead_of(const Matrix<T>& b, int64_t depth, int64_t columns, int64_
   const int64_t width = lines(along ? least(columns, kBlock) : deep);
   const int64_t rows = along ? deep : least(columns, kWide);
   const int64_t apart = (along ? b.row : b.column) * static_cast<int64_t>(sizeof(T));
-  if (width == 0 || rows == 0) return {};
+  if (width == 0 || rows == 0 || steps == 0) return {};
   const int64_t every = steps > rows * width ? steps / (rows * width) : 1;
-  return {reinterpret_cast<const char*>(b.data), apart, width * 64, rows, 0, every, every};
+  const int64_t at_once = (rows * width + steps - 1) / steps;
+  return {reinterpret_cast<const char*>(b.data), apart, width * 64, rows, 0, every, every, at_once};
 }
 
 // Elements of scratch memory that multiply() needs for so many rows.
@@ -295,15 +242,6 @@ inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, co
   if (depth == 0) {
     for (int64_t i = 0; i < m; ++i) std::memset(c + i * width, 0, sizeof(S) * n);
     return;
-  }
-  if constexpr (std::is_same_v<A, S> && std::is_same_v<B, S>) {
-    if (m <= kFew && a.column == 1 && b.column == 1) {
-      for (int64_t k = 0; k < depth; k += kDepth) {
-        multiply_few<Tile::kBytes>(m, n, depth - k < kDepth ? depth - k : kDepth, a.data + k, a.row,
-                                   b.data + k * b.row, b.row, k > 0, c, width, scratch);
-      }
-      return;
-    }
   }
   S* panel = scratch;
   S* converted = scratch + kDepth * kWide;
@@ -344,13 +282,22 @@ inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, co
         }
       }
       const int64_t columns = n - j < kWide ? n - j : kWide;
-      pack<Tile::kBytes, kWide>(deep, columns, part(k, j), panel);
+      const S* right = panel;
+      int64_t across = kWide;
+      if constexpr (std::is_same_v<B, S>) {
+        if (m <= kUnpacked && b.column == 1 && columns == kWide) {
+          right = part(k, j).data, across = b.row;
+        }
+      }
+      if (right == panel) pack<Tile::kBytes, kWide>(deep, columns, part(k, j), panel);
       if (adjacent) {
-        column_of_tiles<Tile::kBytes, kRows, true>(
-            m, deep, left, stride, panel, k > 0 ? Put::kAdd : first, c + j, width, columns, ahead);
+        column_of_tiles<Tile::kBytes, kRows, true>(m, deep, left, stride, right, across,
+                                                   k > 0 ? Put::kAdd : first, c + j, width, columns,
+                                                   ahead);
       } else {
-        column_of_tiles<Tile::kBytes, kRows, false>(
-            m, deep, left, stride, panel, k > 0 ? Put::kAdd : first, c + j, width, columns, ahead);
+        column_of_tiles<Tile::kBytes, kRows, false>(m, deep, left, stride, right, across,
+                                                    k > 0 ? Put::kAdd : first, c + j, width,
+                                                    columns, ahead);
       }
     }
   }

@@ -43,7 +43,7 @@ void pack_rows(int64_t rows, int64_t depth, const A* a, int64_t column, S* to) {
 // Of two rows of a square that are `Step` apart: those lanes of the first that have this bit set
 // and those of the second that do not change places.
 template <int Step, typename Vec, int... Lane>
-inline void exchange(Vec& a, Vec& b, std::integer_sequence<int, Lane...>) {
+[[gnu::always_inline]] inline void exchange(Vec& a, Vec& b, std::integer_sequence<int, Lane...>) {
   constexpr int kLanes = sizeof...(Lane);
 #ifdef __clang__
   const Vec first = __builtin_shufflevector(a, b, (Lane & Step ? kLanes + Lane - Step : Lane)...);
@@ -61,7 +61,7 @@ inline void exchange(Vec& a, Vec& b, std::integer_sequence<int, Lane...>) {
 
 // Transposes a square of as many rows as a row has lanes.
 template <int Step, typename Vec, int... Lane>
-inline void transpose(Vec* rows, std::integer_sequence<int, Lane...> lanes) {
+[[gnu::always_inline]] inline void transpose(Vec* rows, std::integer_sequence<int, Lane...> lanes) {
   if constexpr (Step < static_cast<int>(sizeof...(Lane))) {
 #pragma GCC unroll 16
     for (int i = 0; i < static_cast<int>(sizeof...(Lane)); ++i) {

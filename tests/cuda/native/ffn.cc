@@ -120,6 +120,8 @@ void all_of(DType dtype, double tolerance) {
     ffn<T>(dtype, kSilu, {17, 2}, 8, width, tolerance);
   }
   ffn<T>(dtype, kRelu, {40}, 264, 12, tolerance);
+  // Rows up to which weights are read where they lie, and one more.
+  ffn<T>(dtype, kSwiglu, {64, 65, 13, 1}, 264, 40, tolerance);
   // Wide enough to be cut by columns.
   ffn<T>(dtype, kSwiglu, {20, 3}, 150, 100, tolerance);
   ffn<T>(dtype, kRelu, {5, 270}, 12, 24, tolerance);
