@@ -47,7 +47,7 @@ def offload_training(
     model and the optimizer as they were, bit for bit, at equal batches, threads and backends.
 
     Each step is one forward, one backward of each layer, and optimizer.step(); gradients are not
-    kept, so that they can be neither clipped nor added up over batches.
+    kept, so that they can be neither clipped nor unscaled, nor added up over batches.
 
     Args:
         model: on a CPU, with `heterps.MoE` layers of stacked experts.
