@@ -27,15 +27,24 @@ Subtable::Subtable(const Options& options, Arena& rows, Arena& indices, DiskFile
 }
 
 uint64_t Subtable::KeyAt(uint32_t place) {
-  if (KindOf(place) != kDisk) return pool(place).key(SlotOf(place));
   ReadSlot(SlotOf(place), record_.data());
   uint64_t key;
   std::memcpy(&key, record_.data(), sizeof(key));
   return key;
 }
 
+uint32_t Subtable::FindInMemory(uint64_t key, uint64_t hash) {
+  return index_.Find(hash, [&](uint32_t place) {
+    return KindOf(place) != kDisk && pool(place).key(SlotOf(place)) == key;
+  });
+}
+
+// In memory first: what another key has on disk would have to be read to tell it from this one.
 uint32_t Subtable::FindPlace(uint64_t key, uint64_t hash) {
-  return index_.Find(hash, [&](uint32_t place) { return KeyAt(place) == key; });
+  const uint32_t place = FindInMemory(key, hash);
+  if (place != Index::kNone || disk_.size() == 0) return place;
+  return index_.Find(hash,
+                     [&](uint32_t other) { return KindOf(other) == kDisk && KeyAt(other) == key; });
 }
 
 // Five bytes a row are written anew; the rows stay where they are.

@@ -75,7 +75,7 @@ class alignas(64) Subtable {
   uint64_t turn = 1;               // the push that comes next, of those that have one
 
   // Has the disk read what of these lies there: all that a batch needs at once.
-  void Expect(const Item* items, size_t n, Fetched* to) const;
+  void Expect(const Item* items, size_t n, Fetched* to);
   // While it is there, records are taken from what was read so, as far as they are the same still.
   class Having {
    public:
@@ -140,7 +140,8 @@ class alignas(64) Subtable {
     uint32_t place;  // where its row may be, as of the probe
   };
   Pool& pool(uint32_t place) { return pools_[KindOf(place)]; }
-  uint64_t KeyAt(uint32_t place);
+  uint64_t KeyAt(uint32_t place);  // of a row on disk
+  uint32_t FindInMemory(uint64_t key, uint64_t hash);
   uint32_t FindPlace(uint64_t key, uint64_t hash);
   // A look-up in three steps, each of a chunk of keys, so that their cache misses overlap: the
   // bucket of the index, the row that it names, and then the comparison of keys.

@@ -20,13 +20,19 @@ float FloatAt(const char* values, size_t i) {
 
 }  // namespace
 
-void Subtable::Expect(const Item* items, size_t n, Fetched* to) const {
+void Subtable::Expect(const Item* items, size_t n, Fetched* to) {
+  std::array<Probed, kChunk> probes;
   for (size_t begin = 0; begin < n; begin += kChunk) {
-    const size_t end = std::min(n, begin + kChunk);
-    for (size_t i = begin; i < end; ++i) index_.PrefetchBucket(Mix(items[i].key));
-    for (size_t i = begin; i < end; ++i) {
-      const uint32_t place = index_.Candidate(Mix(items[i].key));
-      if (place != Index::kNone && KindOf(place) == kDisk) disk_.Expect(SlotOf(place), to);
+    const Item* chunk = items + begin;
+    const size_t count = std::min(kChunk, n - begin);
+    for (size_t i = 0; i < count; ++i) Look(chunk[i].key, &probes[i]);
+    for (size_t i = 0; i < count; ++i) Fetch(0, &probes[i]);
+    for (size_t i = 0; i < count; ++i) {
+      if (FindInMemory(chunk[i].key, probes[i].hash) != Index::kNone) continue;
+      index_.Find(probes[i].hash, [&](uint32_t place) {  // all that may be it
+        if (KindOf(place) == kDisk) disk_.Expect(SlotOf(place), to);
+        return false;
+      });
     }
   }
 }
