@@ -266,7 +266,7 @@ void DiskRows::WriteMany(uint32_t first, uint32_t count, const char* records) {
     if (edge.offset && *edge.offset >= begin && *edge.offset < begin + span) edge.offset.reset();
   }
   file_.Write(bytes.get(), span, begin);
-  if (filled == span) return;
+  if (filled == span || Together(first) == count) return;  // nothing comes there next
   Edge& edge = edges_[edges_[0].offset ? 1 : 0];
   if (!edge.bytes) edge.bytes = BlockOf(block, block);
   std::memcpy(edge.bytes.get(), bytes.get() + span - block, block);
