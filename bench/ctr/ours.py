@@ -114,7 +114,7 @@ def train(client: Client, job: JobSpec, folder: Path, steps: int) -> dict[str, f
     if len(marks) != steps:
         raise RuntimeError(f"{job_id}: {len(marks)} steps were told of, expected {steps}")
     span = marks[_WARM], marks[-2]
-    workers, shards = used.seconds(WORKER, span), used.seconds(SHARD, span)
+    workers, shards = (list(used.seconds(one, span).values()) for one in (WORKER, SHARD))
     wanted = job.schedule.elastic.min, job.servers.shards
     if (len(workers), len(shards)) != wanted:
         raise RuntimeError(

@@ -22,18 +22,18 @@ class Processors(Watch):
         self._module: dict[int, str] = {}
         self._used: dict[int, list[tuple[float, float]]] = {}
 
-    def seconds(self, module: str, span: tuple[float, float]) -> list[float]:
+    def seconds(self, module: str, span: tuple[float, float]) -> dict[int, float]:
         """Of each process of a module that was there between two instants of the monotonic clock.
 
-        The time it took in between; those that came later or ended before are left out.
+        By number, the time it took in between; those that came later or ended before are left out.
         """
-        found = []
+        found = {}
         for pid, of in self._module.items():
             seen = self._used[pid]
             if of == module and seen[0][0] <= span[0] and seen[-1][0] >= span[1]:
                 times, used = zip(*seen, strict=True)
                 first, last = np.interp(span, times, used)
-                found.append(float(last - first))
+                found[pid] = float(last - first)
         return found
 
     def _watch(self) -> None:
