@@ -45,7 +45,7 @@ DiskFile::DiskFile(const std::string& directory) {
   }
 #ifdef STATX_DIOALIGN
   struct statx told{};
-  std::unique_ptr<Reads> queue = Reads::Open();
+  std::unique_ptr<Ring> queue = Ring::Open();
   if (queue && ::statx(fd_, "", AT_EMPTY_PATH, STATX_DIOALIGN, &told) == 0 &&
       told.stx_mask & STATX_DIOALIGN && told.stx_dio_offset_align > 0 &&
       told.stx_blksize <= kMostBlock &&
@@ -65,31 +65,30 @@ DiskFile::~DiskFile() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-std::unique_ptr<Reads> DiskFile::Lend() {
+std::unique_ptr<Ring> DiskFile::Lend() {
   if (block_ == 1) return nullptr;
   {
     std::lock_guard lock(lending_);
     if (!idle_.empty()) {
-      std::unique_ptr<Reads> out = std::move(idle_.back());
+      std::unique_ptr<Ring> out = std::move(idle_.back());
       idle_.pop_back();
       return out;
     }
   }
-  return Reads::Open();
+  return Ring::Open();
 }
 
-void DiskFile::Return(std::unique_ptr<Reads> reads) {
+void DiskFile::Return(std::unique_ptr<Ring> ring) {
   std::lock_guard lock(lending_);
-  if (reads) idle_.push_back(std::move(reads));
+  if (ring) idle_.push_back(std::move(ring));
 }
 
 void DiskFile::Read(void* data, size_t size, uint64_t offset) const {
   if (align_ == 1) return ReadAll(data, size, offset);
-  const uint64_t begin = offset / align_ * align_;
-  const size_t span = (offset + size - begin + align_ - 1) / align_ * align_;
-  const Block block = BlockOf(align_, span);
-  ReadAll(block.get(), span, begin);
-  std::memcpy(data, block.get() + (offset - begin), size);
+  const Span span = Around(offset, size, align_);
+  const Block block = BlockOf(align_, span.size);
+  ReadAll(block.get(), span.size, span.begin);
+  std::memcpy(data, block.get() + (offset - span.begin), size);
 }
 
 void DiskFile::ReadAll(void* data, size_t size, uint64_t offset) const {
@@ -201,8 +200,7 @@ void DiskRows::AddExtent() {
   // First, so that nothing is half done where there is no memory, and Remove never needs any.
   HaveRoom(&extents_, count), HaveRoom(&in_use_, count), HaveRoom(&opened_at_, count),
       HaveRoom(&writes_, count), HaveRoom(&empty_, count);
-  const size_t block = file_.block();
-  extents_.push_back({file_.Reserve((kExtent * record_bytes_ + block - 1) / block * block)});
+  extents_.push_back({file_.Reserve(Around(0, kExtent * record_bytes_, file_.block()).size)});
   in_use_.push_back(0);
   writes_.push_back(0);
   opened_at_.push_back(0);
@@ -252,10 +250,10 @@ void DiskRows::ReadMany(uint32_t first, uint32_t count, char* records) const {
 void DiskRows::WriteMany(uint32_t first, uint32_t count, const char* records) {
   ++writes_[first / kExtent];
   const size_t block = file_.block(), size = count * record_bytes_;
-  const uint64_t offset = OffsetOf(first), begin = offset / block * block;
+  const uint64_t offset = OffsetOf(first);
   if (block == 1) return file_.Write(records, size, offset);
+  const auto [begin, span] = Around(offset, size, block);
   const size_t before = offset - begin, filled = before + size;
-  const size_t span = (filled + block - 1) / block * block;
   Block bytes = BlockOf(block, span);
   if (before > 0) Complete(begin, first, count, bytes.get());
   if (filled < span && (span > block || before == 0)) {

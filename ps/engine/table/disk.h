@@ -57,10 +57,10 @@ class DiskFile {
   // Write wants memory at such places, too.
   size_t block() const { return block_; }
   // A queue of reads past the page cache, to be given back; null where there is none.
-  std::unique_ptr<Reads> Lend();
-  void Return(std::unique_ptr<Reads> reads);
-  std::unique_ptr<Fetched> Fetch(Reads& reads) const {
-    return std::make_unique<Fetched>(reads, fd_, align_);
+  std::unique_ptr<Ring> Lend();
+  void Return(std::unique_ptr<Ring> ring);
+  std::unique_ptr<Fetched> Fetch(Ring& ring) const {
+    return std::make_unique<Fetched>(ring, fd_, align_);
   }
 
  private:
@@ -70,7 +70,7 @@ class DiskFile {
   size_t align_ = 1;  // of reads
   size_t block_ = 1;  // of writes, and of the file system: others wait for all reads to end
   std::mutex lending_;
-  std::vector<std::unique_ptr<Reads>> idle_;
+  std::vector<std::unique_ptr<Ring>> idle_;
   std::mutex reserving_;
   std::atomic<uint64_t> end_{0};
   std::atomic<bool> full_{false};

@@ -187,7 +187,11 @@ class alignas(64) Subtable {
     Usage usage;
     char* row;
   };
+  // Where the record of a slot of the extent that is being looked through is at hand; else null.
+  char* AtHand(uint32_t slot) const;
   void ReadSlot(uint32_t slot, char* record);
+  // Of that extent.
+  void WriteSlot(uint32_t slot, const char* record);
   Record ReadRecord(uint32_t slot);
   Record Take(char* record) const;
   void WriteRecord(char* to, uint64_t key, uint32_t generation, bool full, const Usage& usage,

@@ -25,10 +25,20 @@ Subtable::Record Subtable::Take(char* record) const {
   return out;
 }
 
+char* Subtable::AtHand(uint32_t slot) const {
+  if (!extent_ || slot < extent_->first || slot - extent_->first >= extent_->count) return nullptr;
+  return extent_->records + (slot - extent_->first) * disk_.record_bytes();
+}
+
+void Subtable::WriteSlot(uint32_t slot, const char* record) {
+  std::memcpy(AtHand(slot), record, disk_.record_bytes());
+  extent_->changed = true;
+}
+
 void Subtable::ReadSlot(uint32_t slot, char* record) {
   const size_t size = disk_.record_bytes();
-  if (extent_ && slot >= extent_->first && slot - extent_->first < extent_->count) {
-    std::memcpy(record, extent_->records + (slot - extent_->first) * size, size);
+  if (const char* here = AtHand(slot)) {
+    std::memcpy(record, here, size);
   } else if (const char* read = fetched_ ? disk_.Find(slot, *fetched_) : nullptr) {
     std::memcpy(record, read, size);
   } else {
@@ -264,9 +274,7 @@ uint64_t Subtable::Shrink(uint32_t time_s, uint32_t step, bool decay, const Buck
       if (KindOf(place) == kDisk) {
         const Record record = Take(record_.data());
         WriteRecord(record_.data(), key, generation_, record.full, usage, nullptr);
-        std::memcpy(extent_->records + (SlotOf(place) - extent_->first) * record_.size(),
-                    record_.data(), record_.size());
-        extent_->changed = true;
+        WriteSlot(SlotOf(place), record_.data());
       } else {
         pool(place).usage(SlotOf(place)) = usage;
         pool(place).generation(SlotOf(place)) = generation_;

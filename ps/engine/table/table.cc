@@ -139,10 +139,10 @@ class Coming {
     std::unique_ptr<Fetched> fetched;  // null: their pages are being read
   };
 
-  explicit Coming(DiskFile& file) : file_(file), reads_(file.Lend()) {}
+  explicit Coming(DiskFile& file) : file_(file), ring_(file.Lend()) {}
   ~Coming() {
     all_.clear();  // once they are read
-    file_.Return(std::move(reads_));
+    file_.Return(std::move(ring_));
   }
 
   size_t size() const { return all_.size(); }
@@ -150,11 +150,11 @@ class Coming {
   template <typename Expect>
   void Ask(size_t subtable, Expect expect) {
     all_.push_back({subtable, nullptr});
-    if (reads_) {
-      all_.back().fetched = file_.Fetch(*reads_);
+    if (ring_) {
+      all_.back().fetched = file_.Fetch(*ring_);
     }
     expect(all_.back().fetched.get());
-    if (reads_) all_.back().fetched->Begin();
+    if (ring_) all_.back().fetched->Begin();
   }
 
   One Next() {
@@ -166,7 +166,7 @@ class Coming {
 
  private:
   DiskFile& file_;
-  std::unique_ptr<Reads> reads_;
+  std::unique_ptr<Ring> ring_;
   std::deque<One> all_;
 };
 
