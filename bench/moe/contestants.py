@@ -96,7 +96,7 @@ class Run(ABC):
 
 
 class HeterPS(Run):
-    """router_logits, route, routed_ffn."""
+    """router_logits, route, choice_weights, routed_ffn."""
 
     def logits(self, x: Tensor) -> Tensor:
         return ops.router_logits(x, self.router) + self.problem.bias
@@ -111,7 +111,7 @@ class HeterPS(Run):
             weights = groups.softmax(dim=1).gather(1, best.long()).reshape(-1, k)
         else:
             routing = ops.route(logits.detach(), k)
-            weights = logits.gather(1, routing.chosen.long()).softmax(dim=1)
+            weights = ops.choice_weights(logits, routing.chosen)
         return ops.routed_ffn(x, routing, weights, *self.weights, "swiglu")
 
 

@@ -77,6 +77,31 @@ void group(const Input& chosen, int64_t experts, const Output& order, const Outp
   }
 }
 
+Weighing weighing_of(const Input& chosen, int64_t experts) {
+  const int64_t tokens = size_of(chosen, "chosen", 0, 2), k = size_of(chosen, "chosen", 1, 2);
+  check(chosen, "chosen", nb::dtype<int32_t>(), nb::device::cpu::value, {tokens, k});
+  return {data<int32_t>(chosen), tokens, experts, k};
+}
+
+void weigh(const Input& logits, const Input& chosen, const Output& weights, int threads) {
+  const Weighing w = weighing_of(chosen, size_of(logits, "logits", 1, 2));
+  check(logits, "logits", nb::dtype<float>(), nb::device::cpu::value, {w.tokens, w.experts});
+  check(weights, "weights", nb::dtype<float>(), nb::device::cpu::value, {w.tokens, w.k});
+  nb::gil_scoped_release release;
+  weigh_cpu(w, data<float>(logits), data<float>(weights), threads);
+}
+
+void weigh_backward(const Input& weights, const Input& grad, const Input& chosen,
+                    const Output& gradient, int threads) {
+  const Weighing w =
+      weighing_of(chosen, gradient.ndim() == 2 ? static_cast<int64_t>(gradient.shape(1)) : 0);
+  check(gradient, "gradient", nb::dtype<float>(), nb::device::cpu::value, {w.tokens, w.experts});
+  check(weights, "weights", nb::dtype<float>(), nb::device::cpu::value, {w.tokens, w.k});
+  check(grad, "grad", nb::dtype<float>(), nb::device::cpu::value, {w.tokens, w.k});
+  nb::gil_scoped_release release;
+  weigh_backward_cpu(w, data<float>(weights), data<float>(grad), data<float>(gradient), threads);
+}
+
 int64_t workspace_size(int64_t pairs, int64_t experts) {
 #ifdef HETERPS_WITH_CUDA
   return group_workspace(pairs, experts);
@@ -98,6 +123,11 @@ void bind_route(nb::module_& m) {
   m.def("group", &group, "chosen"_a.noconvert(), "experts"_a, "order"_a.noconvert(),
         "inverse"_a.noconvert(), "offsets"_a.noconvert(), "workspace"_a.noconvert() = nb::none(),
         "stream"_a = 0, "Groups pairs by the expert that was chosen for each.");
+  m.def("weigh", &weigh, "logits"_a.noconvert(), "chosen"_a.noconvert(), "weights"_a.noconvert(),
+        "threads"_a = 1, "The softmax over each token's chosen logits, on a CPU.");
+  m.def("weigh_backward", &weigh_backward, "weights"_a.noconvert(), "grad"_a.noconvert(),
+        "chosen"_a.noconvert(), "gradient"_a.noconvert(), "threads"_a = 1,
+        "The gradient of the logits from that of the weights.");
 }
 
 }  // namespace heterps

@@ -82,6 +82,13 @@ inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, int6
   const S* at[kBases];
   for (int i = 0; i < kBases; ++i) at[i] = a + 3 * i * stride;
   const int64_t next = ARowsAdjacent ? stride : 1;
+  if (put != Put::kPast) {  // lines that are written are fetched before, too
+#pragma GCC unroll 16
+    for (int i = 0; i < Rows; ++i) {
+      __builtin_prefetch(c + i * width, 1);
+      __builtin_prefetch(c + i * width + kLanes, 1);
+    }
+  }
   for (int64_t k = 0; k < depth; ++k, panel += across) {
     ahead.step();
     const Vec left = *reinterpret_cast<const Loose*>(panel);
@@ -132,18 +139,20 @@ inline void tile_of(int64_t rows, int64_t depth, const S* a, int64_t stride, con
   tile<Bytes, Rows, Packed>(depth, a, stride, panel, across, put, c, width, columns, ahead);
 }
 
-// All rows of a panel's columns, in tiles as even as they can be. Packed, the rows of a tile lie
-// side by side (see pack_rows), else `stride` apart.
-template <int Bytes, int Rows, bool Packed, typename S>
-void column_of_tiles(int64_t rows, int64_t depth, const S* a, int64_t stride, const S* panel,
-                     int64_t across, Put put, S* c, int64_t width, int64_t columns, Ahead& ahead) {
-  const int64_t step = Packed ? depth : stride;
+// All rows of a panel's columns, in tiles as even as they can be, but for packed ones. Row i begins
+// at a[i * step]; where rows are adjacent they are read `stride` apart (see pack_rows), else each
+// for itself.
+template <int Bytes, int Rows, bool Adjacent, typename S>
+void column_of_tiles(int64_t rows, int64_t depth, const S* a, int64_t step, int64_t stride,
+                     const S* panel, int64_t across, Put put, S* c, int64_t width, int64_t columns,
+                     Ahead& ahead) {
+  const bool packed = Adjacent && step != 1;
   const int64_t tiles = (rows + Rows - 1) / Rows;
   int64_t i = 0;
   for (int64_t n = 0; n < tiles; ++n) {
-    const int64_t end = Packed ? (rows < i + Rows ? rows : i + Rows) : rows * (n + 1) / tiles;
-    tile_of<Bytes, Rows, Packed>(end - i, depth, a + i * step, stride, panel, across, put,
-                                 c + i * width, width, columns, ahead);
+    const int64_t end = packed ? (rows < i + Rows ? rows : i + Rows) : rows * (n + 1) / tiles;
+    tile_of<Bytes, Rows, Adjacent>(end - i, depth, a + i * step, stride, panel, across, put,
+                                   c + i * width, width, columns, ahead);
     i = end;
   }
 }
@@ -217,6 +226,14 @@ inline Ahead ahead_of(const Matrix<T>& b, int64_t depth, int64_t columns, int64_
   return {reinterpret_cast<const char*>(b.data), apart, width * 64, rows, 0, every, every, at_once};
 }
 
+// Whether so many lines, and their neighbours, can be in the first cache at once: those a power of
+// two apart take each other's place.
+inline bool fits_first_cache(int64_t lines, uint64_t apart) {
+  constexpr uint64_t kPage = 4096, kBytes = 16384;  // the lines of a place, half of the cache
+  const uint64_t lowest = apart & -apart;
+  return static_cast<uint64_t>(lines) * (lowest < kPage ? lowest : kPage) <= kBytes;
+}
+
 // Elements of scratch memory that multiply() needs for so many rows.
 template <typename Tile, typename S>
 constexpr int64_t multiply_scratch(int64_t rows) {
@@ -251,12 +268,13 @@ inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, co
   for (int64_t k = 0; k < depth; k += kDepth) {
     const int64_t deep = depth - k < kDepth ? depth - k : kDepth;
     const S* left = converted;
-    int64_t stride = adjacent ? kRows : deep;
-    if (adjacent) {
+    int64_t stride = adjacent ? kRows : deep, step = deep;
+    constexpr bool kSame = std::is_same_v<A, S>;
+    if (kSame && (!adjacent || fits_first_cache(deep, a.column * sizeof(S)))) {
+      if constexpr (kSame) left = a.data + k * a.column;
+      step = a.row, stride = adjacent ? a.column : a.row;
+    } else if (adjacent) {
       pack_rows<kRows>(m, deep, a.data + k * a.column, a.column, converted);
-    } else if constexpr (std::is_same_v<A, S>) {
-      left = a.data + k;
-      stride = a.row;
     } else {
       for (int64_t i = 0; i < m; ++i) {
         const A* from = a.data + i * a.row + k;
@@ -291,11 +309,11 @@ inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, co
       }
       if (right == panel) pack<Tile::kBytes, kWide>(deep, columns, part(k, j), panel);
       if (adjacent) {
-        column_of_tiles<Tile::kBytes, kRows, true>(m, deep, left, stride, right, across,
+        column_of_tiles<Tile::kBytes, kRows, true>(m, deep, left, step, stride, right, across,
                                                    k > 0 ? Put::kAdd : first, c + j, width, columns,
                                                    ahead);
       } else {
-        column_of_tiles<Tile::kBytes, kRows, false>(m, deep, left, stride, right, across,
+        column_of_tiles<Tile::kBytes, kRows, false>(m, deep, left, step, stride, right, across,
                                                     k > 0 ? Put::kAdd : first, c + j, width,
                                                     columns, ahead);
       }

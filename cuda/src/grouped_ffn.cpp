@@ -233,8 +233,9 @@ void backward_group(const Work& work, const FfnArrays& arrays, const FfnGradient
   for (const bool second : {true, false}) {
     const int64_t height = second ? shape.hidden : shape.dim;
     for (int64_t i = 0; i < height; i += kMostRows) {
-      const Strip strip{
+      Strip strip{
           group, second, i, std::min(height, i + kMostRows), 0, rows, work.much_of_weights()};
+      if (!second && strip.to == height && group + 1 < shape.groups) strip.next = group + 1;
       work.kernels.weights(shape, own, of_own, strip, spare);
     }
   }

@@ -117,7 +117,7 @@ void second_step(const FfnShape& shape, const FfnArrays& arrays, const Block& bl
 template <typename Tile, typename A, typename T, typename To, typename S>
 inline void product_transposed(bool few, int64_t m, int64_t n, int64_t depth, const A* a,
                                const T* w, To* to, int64_t width, S* sums, S* spare,
-                               bool past = false) {
+                               const After<T>& after = {}, bool past = false) {
   if constexpr (std::is_same_v<A, S> && std::is_same_v<T, S> && std::is_same_v<To, S>) {
     if (few) {
       multiply_dots<Tile>(m, n, depth, a, depth, w, depth, to, width);
@@ -125,7 +125,7 @@ inline void product_transposed(bool few, int64_t m, int64_t n, int64_t depth, co
     }
   }
   product<Tile>(m, n, depth, Matrix<A>{a, depth, 1}, Matrix<T>{w, 1, depth}, to, width, sums, spare,
-                {}, past);
+                after, past);
 }
 
 template <typename Tile, typename T>
@@ -137,9 +137,10 @@ void backward_first(const FfnShape& shape, const FfnArrays& arrays, const FfnGra
   const int64_t m = block.end - block.begin, n = units.to - units.from;
   S* sums = spare + multiply_scratch<Tile, S>(m);
   S* grad_act = sums + m * larger(dim, inner);
-  product_transposed<Tile>(block.rows <= kFew, m, n, dim, in<T>(gradients.out) + block.begin * dim,
-                           in<T>(arrays.w2) + (block.group * hidden + units.from) * dim, grad_act,
-                           n, sums, spare);
+  product_transposed<Tile>(
+      block.rows <= kFew, m, n, dim, in<T>(gradients.out) + block.begin * dim,
+      in<T>(arrays.w2) + (block.group * hidden + units.from) * dim, grad_act, n, sums, spare,
+      After<T>{{in<T>(arrays.w1) + block.group * dim * inner, 1, inner}, inner, dim});
   for (int64_t i = 0; i < m; ++i) {
     const int64_t row = (block.begin + i) * inner + units.from;
     activate_backward(shape.activation, n, in<T>(arrays.pre) + row, hidden, grad_act + i * n,
@@ -158,7 +159,7 @@ void backward_second(const FfnShape& shape, const FfnArrays& arrays, const FfnGr
                            in<T>(gradients.pre) + block.begin * inner,
                            in<T>(arrays.w1) + (block.group * dim + columns.from) * inner,
                            static_cast<T*>(gradients.rows) + block.begin * dim + columns.from, dim,
-                           spare + multiply_scratch<Tile, S>(m), spare, block.past);
+                           spare + multiply_scratch<Tile, S>(m), spare, {}, block.past);
   if (block.past) finish_past_cache();
 }
 
@@ -174,11 +175,16 @@ void weight_strip(const FfnShape& shape, const FfnArrays& arrays, const FfnGradi
   const T* right = in<T>(strip.second ? gradients.out : gradients.pre);
   T* to = static_cast<T*>(strip.second ? gradients.w2 : gradients.w1);
   const int64_t m = strip.to - strip.from;
+  After<T> after;
+  if (strip.next >= 0) {
+    const T* w2 = in<T>(arrays.w2) + strip.next * shape.hidden * shape.dim;
+    after = {{w2, 1, shape.dim}, shape.dim, shape.hidden};
+  }
   product<Tile>(m, width, strip.end - strip.begin,
                 Matrix<T>{left + strip.begin * height + strip.from, 1, height},
                 Matrix<T>{right + strip.begin * width, width, 1},
                 to + (strip.group * height + strip.from) * width, width,
-                spare + multiply_scratch<Tile, S>(m), spare, {}, strip.past);
+                spare + multiply_scratch<Tile, S>(m), spare, after, strip.past);
   if (strip.past) finish_past_cache();
 }
 

@@ -24,7 +24,8 @@ struct Strip {
   int64_t to;
   int64_t begin;
   int64_t end;
-  bool past;  // as of a block
+  bool past;          // as of a block
+  int64_t next = -1;  // the group whose backward comes after this strip; -1: none
 };
 
 // Some columns of what a product gives.

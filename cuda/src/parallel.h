@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <memory>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -12,22 +13,38 @@
 
 namespace heterps {
 
-// Calls work(i) for every i < n, in any order, on at most `threads` threads. The first exception
-// is thrown again when all have returned.
+// Calls work(i) for every i < n, on at most `threads` threads. Each has a range of its own, which
+// it goes through in order, so that what follows i is most often done by the same thread, and as
+// the range is the same in the next loop, finds in its cache what that thread left there; who is
+// done takes over from the others. The first exception is thrown again when all have returned.
 template <typename Work>
 void parallel_for(int64_t n, int threads, const Work& work) {
 #ifdef _OPENMP
   if (threads > 1 && n > 1) {
+    struct alignas(64) Range {
+      std::atomic<int64_t> next;
+      int64_t end;
+    };
+    const int team = static_cast<int>(n < threads ? n : threads);
+    const std::unique_ptr<Range[]> ranges(new Range[team]);
+    for (int t = 0; t < team; ++t) {
+      ranges[t].next.store(n * t / team, std::memory_order_relaxed);
+      ranges[t].end = n * (t + 1) / team;
+    }
     std::exception_ptr error;
     std::atomic<bool> failed{false};
-#pragma omp parallel for schedule(dynamic, 1) \
-    num_threads(static_cast<int>(n < threads ? n : threads))
-    for (int64_t i = 0; i < n; ++i) {
-      if (failed.load(std::memory_order_relaxed)) continue;
-      try {
-        work(i);
-      } catch (...) {
-        if (!failed.exchange(true)) error = std::current_exception();
+    // There may be fewer threads than were asked for.
+#pragma omp parallel num_threads(team)
+    for (int t = 0; t < team; ++t) {
+      Range& range = ranges[(omp_get_thread_num() + t) % team];
+      for (;;) {
+        const int64_t i = range.next.fetch_add(1, std::memory_order_relaxed);
+        if (i >= range.end || failed.load(std::memory_order_relaxed)) break;
+        try {
+          work(i);
+        } catch (...) {
+          if (!failed.exchange(true)) error = std::current_exception();
+        }
       }
     }
     if (error) std::rethrow_exception(error);
@@ -38,20 +55,17 @@ void parallel_for(int64_t n, int threads, const Work& work) {
   for (int64_t i = 0; i < n; ++i) work(i);
 }
 
-// Calls work(begin, end) for parts of 0 .. n that each hold about `grain` of `cost * n`, so that
-// little work stays on one thread.
+// Calls work(begin, end) for parts of 0 .. n that each hold at least a grain of `cost * n`, as many
+// for each thread, so that little work stays on one thread.
 template <typename Work>
 void parallel_parts(int64_t n, int64_t cost, int threads, const Work& work) {
   constexpr int64_t kGrain = 32768;
-  int64_t part = cost > 0 ? (kGrain + cost - 1) / cost : n;
-  if (part < 1) part = 1;
-  const int64_t even = (n + 4 * threads - 1) / (4 * threads);
-  if (part < even) part = even;
-  const int64_t parts = n > 0 ? (n + part - 1) / part : 0;
-  parallel_for(parts, threads, [&](int64_t i) {
-    const int64_t begin = i * part;
-    work(begin, begin + part < n ? begin + part : n);
-  });
+  constexpr int64_t kParts = 4;  // for each thread
+  const int64_t grains = n * cost / kGrain;
+  int64_t parts = grains < kParts * threads ? grains / threads * threads : kParts * threads;
+  if (parts < 1) parts = n > 0 ? 1 : 0;
+  if (parts > n) parts = n;
+  parallel_for(parts, threads, [&](int64_t i) { work(n * i / parts, n * (i + 1) / parts); });
 }
 
 }  // namespace heterps

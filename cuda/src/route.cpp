@@ -62,11 +62,19 @@ class Tournament {
   std::vector<int64_t> best_;
 };
 
+void check_chosen(int32_t chosen, int64_t experts) {
+  if (chosen < 0 || chosen >= experts) {
+    throw std::out_of_range("chosen holds " + std::to_string(chosen) + ", expected 0 to " +
+                            std::to_string(experts - 1));
+  }
+}
+
 }  // namespace
 
 void choose_cpu(const Choice& choice, int threads) {
   const auto [logits, tokens, experts, k, chosen] = choice;
-  parallel_parts(tokens, experts + k, threads, [&](int64_t begin, int64_t end) {
+  constexpr int64_t kCost = 4;  // of a key, in those of an element that is copied
+  parallel_parts(tokens, kCost * (experts + k), threads, [&](int64_t begin, int64_t end) {
     Tournament tournament(experts);
     for (int64_t t = begin; t < end; ++t) {
       tournament.choose(logits + t * experts, k, chosen + t * k);
@@ -78,10 +86,7 @@ void group_cpu(const Grouping& grouping) {
   const auto [chosen, pairs, experts, order, inverse, offsets] = grouping;
   std::vector<int64_t> next(experts, 0);  // counts, then the next free position of each expert
   for (int64_t i = 0; i < pairs; ++i) {
-    if (chosen[i] < 0 || chosen[i] >= experts) {
-      throw std::out_of_range("chosen holds " + std::to_string(chosen[i]) + ", expected 0 to " +
-                              std::to_string(experts - 1));
-    }
+    check_chosen(chosen[i], experts);
     ++next[chosen[i]];
   }
   offsets[0] = 0;
@@ -94,6 +99,44 @@ void group_cpu(const Grouping& grouping) {
     order[position] = i;
     inverse[i] = position;
   }
+}
+
+void weigh_cpu(const Weighing& weighing, const float* logits, float* weights, int threads) {
+  const auto [chosen, tokens, experts, k] = weighing;
+  constexpr int64_t kCost = 16;  // of an exponential
+  parallel_parts(tokens, kCost * k, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* to = weights + t * k;
+      float most = -std::numeric_limits<float>::infinity(), sum = 0;
+      for (int64_t j = 0; j < k; ++j) {
+        const int32_t expert = chosen[t * k + j];
+        check_chosen(expert, experts);
+        to[j] = logits[t * experts + expert];
+        most = std::max(most, to[j]);
+      }
+      for (int64_t j = 0; j < k; ++j) sum += to[j] = std::exp(to[j] - most);
+      for (int64_t j = 0; j < k; ++j) to[j] /= sum;
+    }
+  });
+}
+
+void weigh_backward_cpu(const Weighing& weighing, const float* weights, const float* grad,
+                        float* gradient, int threads) {
+  const auto [chosen, tokens, experts, k] = weighing;
+  parallel_parts(tokens, experts + k, threads, [&](int64_t begin, int64_t end) {
+    std::fill(gradient + begin * experts, gradient + end * experts, 0.0f);
+    for (int64_t t = begin; t < end; ++t) {
+      const float* weight = weights + t * k;
+      const float* of = grad + t * k;
+      float mean = 0;
+      for (int64_t j = 0; j < k; ++j) mean += weight[j] * of[j];
+      for (int64_t j = 0; j < k; ++j) {
+        const int32_t expert = chosen[t * k + j];
+        check_chosen(expert, experts);
+        gradient[t * experts + expert] = weight[j] * (of[j] - mean);
+      }
+    }
+  });
 }
 
 }  // namespace heterps

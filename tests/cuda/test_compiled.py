@@ -28,7 +28,7 @@ def layer(x: Tensor, router: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
     """A mixture of experts of the ops alone."""
     logits = (x @ router).float()
     routing = ops.route(logits.detach(), 2)
-    weights = logits.gather(1, routing.chosen.long()).softmax(dim=1)
+    weights = ops.choice_weights(logits, routing.chosen)
     rows = ops.grouped_ffn(ops.gather_rows(x, routing), routing.offsets, w1, w2, "swiglu")
     return ops.gather_sum(rows, routing, weights)
 

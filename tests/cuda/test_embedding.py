@@ -143,11 +143,11 @@ def test_embedding_gives_equal_bits_for_any_threads(device: str) -> None:
 
 def test_embedding_opcheck(native_device: str) -> None:
     table, ids, offsets, weights, direction = case((5, 3, [2, 0, 4]), native_device)
-    torch.library.opcheck(embedding._pool, (table, ids, offsets, weights))
-    torch.library.opcheck(embedding._segments, (direction, ids, offsets, None, 5))
+    torch.library.opcheck(embedding._pool.op, (table, ids, offsets, weights))
+    torch.library.opcheck(embedding._segments.op, (direction, ids, offsets, None, 5))
     state = torch.zeros(5, device=native_device)
     step = (table, state, direction, ids, offsets, weights, "rowwise_adagrad", 0.1, 1e-8)
-    torch.library.opcheck(embedding._update, step)
+    torch.library.opcheck(embedding._update.op, step)
 
 
 def test_writes_its_outputs_alone() -> None:

@@ -91,11 +91,11 @@ def test_opcheck(native_device: str, dtype: torch.dtype) -> None:
     index = (routing.inverse, routing.order, routing.k)
     for tensor in (x, rows, weights):
         tensor.requires_grad_()
-    torch.library.opcheck(module._gather_rows, (x, weights, *index))
-    torch.library.opcheck(module._gather_rows, (x, None, *index))
-    torch.library.opcheck(module._gather_sum, (rows, weights, *index))
-    torch.library.opcheck(module._gather_sum, (rows, None, *index))
-    torch.library.opcheck(module._gather_dot, (x, rows, *index))
+    torch.library.opcheck(module._gather_rows.op, (x, weights, *index))
+    torch.library.opcheck(module._gather_rows.op, (x, None, *index))
+    torch.library.opcheck(module._gather_sum.op, (rows, weights, *index))
+    torch.library.opcheck(module._gather_sum.op, (rows, None, *index))
+    torch.library.opcheck(module._gather_dot.op, (x, rows, *index))
 
 
 def test_equal_bits_on_every_run(device: str) -> None:

@@ -180,13 +180,13 @@ def test_gradients_of_some_inputs(device: str, wanted: tuple[bool, ...]) -> None
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck(native_device: str, dtype: torch.dtype) -> None:
     inputs = case([2, 0, 3], 4, 6, "swiglu", dtype, native_device)
-    torch.library.opcheck(module._grouped_ffn, (*inputs, "swiglu", True))
+    torch.library.opcheck(module._grouped_ffn.op, (*inputs, "swiglu", True))
     plain = [tensor.detach() for tensor in inputs]
-    torch.library.opcheck(module._grouped_ffn, (*plain, "swiglu", False))
+    torch.library.opcheck(module._grouped_ffn.op, (*plain, "swiglu", False))
     rows, offsets, w1, w2 = plain
     pre = module._grouped_ffn(*plain, "swiglu", True)[1]
     backward = (torch.ones_like(rows), rows, offsets, pre, w1, w2, "swiglu", True, True)
-    torch.library.opcheck(module._grouped_ffn_backward, backward)
+    torch.library.opcheck(module._grouped_ffn_backward.op, backward)
 
 
 def test_compiles_as_one_graph(device: str) -> None:

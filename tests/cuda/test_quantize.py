@@ -45,8 +45,8 @@ def test_quantize_rows(device: str) -> None:
 def test_quantize_opcheck_and_refusals(native_device: str) -> None:
     x = torch.randn(3, 5, device=native_device)
     for form in quantize.FORMATS:
-        torch.library.opcheck(quantize._quantize_rows, (x, form))
-        torch.library.opcheck(quantize._dequantize_rows, quantize._quantize_rows(x, form))
+        torch.library.opcheck(quantize._quantize_rows.op, (x, form))
+        torch.library.opcheck(quantize._dequantize_rows.op, quantize._quantize_rows(x, form))
     with pytest.raises(ValueError, match="form: expected int8 or float16, got int4"):
         ops.quantize_rows(x, "int4")
     with pytest.raises(ValueError, match="x: expected float32"):

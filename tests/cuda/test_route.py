@@ -129,8 +129,8 @@ def test_limited_drops_later_tokens() -> None:
 
 def test_opcheck(native_device: str) -> None:
     logits = random_logits(5, 3, seed=0).to(native_device)
-    torch.library.opcheck(_route, (logits, 2))
-    torch.library.opcheck(_group, (route(logits, 2).chosen, 3))
+    torch.library.opcheck(_route.op, (logits, 2))
+    torch.library.opcheck(_group.op, (route(logits, 2).chosen, 3))
 
 
 def test_equal_bits_on_every_run(device: str) -> None:

@@ -258,12 +258,12 @@ def test_gradcheck() -> None:
 def test_opcheck_and_one_graph() -> None:
     x, routing, weights, w1, w2 = inputs = case(9, 4, 2, 0)
     routed = routing.order, routing.inverse, routing.offsets
-    torch.library.opcheck(module._routed_ffn, (x, weights, *routed, w1, w2, "swiglu", True))
+    torch.library.opcheck(module._routed_ffn.op, (x, weights, *routed, w1, w2, "swiglu", True))
     plain = [t.detach() for t in (x, weights, *routed, w1, w2)]
-    torch.library.opcheck(module._routed_ffn, (*plain, "swiglu", False))
+    torch.library.opcheck(module._routed_ffn.op, (*plain, "swiglu", False))
     _, rows, pre = module._routed_ffn(*plain, "swiglu", True)
     backward = (torch.ones_like(x), *plain[:5], rows, pre, *plain[5:], "swiglu", True, True, True)
-    torch.library.opcheck(module._routed_ffn_backward, backward)
+    torch.library.opcheck(module._routed_ffn_backward.op, backward)
     compiled = torch.compile(ops.routed_ffn, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(*inputs, "swiglu"), ops.routed_ffn(*inputs, "swiglu"))
 

@@ -74,5 +74,5 @@ def test_no_tokens() -> None:
 
 def test_opcheck() -> None:
     x, weight, grad = case(5, 8, 3)
-    torch.library.opcheck(_router_logits, (x.requires_grad_(), weight.requires_grad_()))
-    torch.library.opcheck(_router_backward, (grad, x.detach(), weight.detach()))
+    torch.library.opcheck(_router_logits.op, (x.requires_grad_(), weight.requires_grad_()))
+    torch.library.opcheck(_router_backward.op, (grad, x.detach(), weight.detach()))

@@ -75,10 +75,10 @@ def test_opcheck(native_device: str) -> None:
     cache.advance()
     keys = torch.tensor([5, 4, 9]).to(native_device)
     state = cache.keys, cache.used, cache.score, cache.ways, cache.lfu, cache.tick, keys
-    torch.library.opcheck(row_cache._find, state)
+    torch.library.opcheck(row_cache._find.op, state)
     sets = torch.empty(3, dtype=torch.int64)
     _ops.row_cache_set(keys.cpu(), cache.sets, sets)
-    torch.library.opcheck(row_cache._admit, (*state, sets.argsort().to(native_device)))
+    torch.library.opcheck(row_cache._admit.op, (*state, sets.argsort().to(native_device)))
 
 
 def test_row_cache_refuses() -> None:

@@ -55,7 +55,7 @@ class ScoreGate(Gate):
         if not self.renormalise:
             return self.scores(logits_TE).gather(1, chosen_TK.long())
         # Softmax over the chosen logs: the chosen scores divided by their sum.
-        return self._logs(logits_TE).gather(1, chosen_TK.long()).softmax(dim=1)
+        return ops.choice_weights(self._logs(logits_TE), chosen_TK)
 
     def _logs(self, logits_TE: Tensor) -> Tensor:
         """Logarithms of the scores, but for a term that is equal in all of a token's."""

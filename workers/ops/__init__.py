@@ -1,5 +1,6 @@
 """Torch ops over the native kernels of `cuda/`; each has a CPU and a CUDA form and a fake one."""
 
+from workers.ops.choice_weights import choice_weights
 from workers.ops.embedding import embedding_pool, embedding_update
 from workers.ops.gather import gather_rows, gather_sum
 from workers.ops.grouped_ffn import FfnAt, grouped_ffn, grouped_ffn_at
@@ -12,6 +13,7 @@ from workers.ops.router import router_logits
 __all__ = [
     "FfnAt",
     "Routing",
+    "choice_weights",
     "dequantize_rows",
     "embedding_pool",
     "embedding_update",

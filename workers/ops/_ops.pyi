@@ -26,6 +26,10 @@ def group(
     workspace: Tensor | None = None,
     stream: int = 0,
 ) -> None: ...
+def weigh(logits: Tensor, chosen: Tensor, weights: Tensor, threads: int = 1) -> None: ...
+def weigh_backward(
+    weights: Tensor, grad: Tensor, chosen: Tensor, gradient: Tensor, threads: int = 1
+) -> None: ...
 def gather_rows(
     x: Tensor,
     weights: Tensor | None,

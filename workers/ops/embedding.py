@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workers.ops import _ops
 from workers.ops.native import device_of, native, native_for, stream
-from workers.uncompiled import operation
+from workers.ops.operation import operation
 
 Rule = Literal["sgd", "adagrad", "rowwise_adagrad"]
 _RULES = ("sgd", "adagrad", "rowwise_adagrad")  # in the order of the native enumeration

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from workers.ops import _ops
 from workers.ops.native import device_of, native, native_for, stream
+from workers.ops.operation import operation
 from workers.ops.route import Routing
-from workers.uncompiled import operation
 
 
 def _weights_dtype(rows: Tensor) -> torch.dtype:

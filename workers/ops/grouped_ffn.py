@@ -23,7 +23,7 @@ from torch import Tensor
 
 from workers.ops import _ops
 from workers.ops.native import device_of, native, native_for, on_cuda, stream
-from workers.uncompiled import operation
+from workers.ops.operation import operation
 
 ACTIVATIONS = ("gelu", "relu", "silu", "swiglu")  # in the order of the native enumeration
 BACKENDS = ("native", "grouped_mm", "loop")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workers.ops import _ops
 from workers.ops.native import device_of, native, native_for, stream
-from workers.uncompiled import operation
+from workers.ops.operation import operation
 
 FORMATS = ("int8", "float16")
 _LARGEST = 65504.0  # of float16

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from workers.ops import _ops
 from workers.ops.native import device_of, native, native_for, on_cuda, stream
-from workers.uncompiled import operation
+from workers.ops.operation import operation
 
 
 @operation("heterps::route")

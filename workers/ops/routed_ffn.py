@@ -17,8 +17,8 @@ from workers.ops import _ops
 from workers.ops.gather import gather_rows, gather_sum
 from workers.ops.grouped_ffn import ACTIVATIONS, backend_for, grouped_ffn
 from workers.ops.native import native, native_for, on_cuda
+from workers.ops.operation import operation
 from workers.ops.route import Routing
-from workers.uncompiled import operation
 
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 

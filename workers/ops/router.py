@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workers.uncompiled import operation
+from workers.ops.operation import operation
 
 
 def _parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workers.ops import _ops
 from workers.ops.native import device_of, native_for, stream
-from workers.uncompiled import operation
+from workers.ops.operation import operation
 
 Policy = Literal["lru", "lfu"]
 

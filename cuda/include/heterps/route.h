@@ -17,6 +17,14 @@ struct Choice {
   int32_t* chosen;  // [tokens, k] best first; equal logits: lower expert first; NaN counts as -inf
 };
 
+// The weights of each token's experts: a softmax over the logits that it chose.
+struct Weighing {
+  const int32_t* chosen;  // [tokens, k], each from 0 to experts - 1 and once in a token
+  int64_t tokens;
+  int64_t experts;
+  int64_t k;
+};
+
 // The pairs in the order of their experts.
 struct Grouping {
   const int32_t* chosen;  // [pairs], each from 0 to experts - 1
@@ -28,8 +36,13 @@ struct Grouping {
 };
 
 void choose_cpu(const Choice& choice, int threads);
-// Throws std::out_of_range for an expert that there is not.
+// These three throw std::out_of_range for an expert that there is not.
 void group_cpu(const Grouping& grouping);
+// weights[tokens, k] of logits[tokens, experts].
+void weigh_cpu(const Weighing& weighing, const float* logits, float* weights, int threads);
+// gradient[tokens, experts] of the logits, `grad` being that of the weights.
+void weigh_backward_cpu(const Weighing& weighing, const float* weights, const float* grad,
+                        float* gradient, int threads);
 
 // int64 elements of scratch device memory that group_cuda needs.
 int64_t group_workspace(int64_t pairs, int64_t experts);
