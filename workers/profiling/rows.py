@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ps import ParameterClient
 from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of, unique_keys
+from workers.model.chain.graph import StageGraph
 from workers.model.chain.lookups import embedding_at, keys_of, sources_by_table
-from workers.model.chain.trace import StageGraph
 
 
 class ShardRows:

@@ -26,7 +26,8 @@ from workers.learning.objective import Objective, as_given, named
 from workers.learning.optimizers import make_optimizer
 from workers.learning.precision import Precision, wide
 from workers.links.all_reduce import StageGroup
-from workers.model.chain.trace import StageGraph, TracedModel
+from workers.model.chain.graph import StageGraph
+from workers.model.chain.trace import TracedModel
 from workers.moe.layer import MoE
 from workers.profiling.clock import QuietClock
 from workers.profiling.rows import ShardRows

@@ -12,7 +12,7 @@ from pathlib import Path
 from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
-from workers.model.chain.trace import StageGraph
+from workers.model.chain.graph import StageGraph
 from workers.model.code.digest import entry_digest, entry_files
 from workers.model.objective.curve import LossCurve
 from workers.model.saved.cut import (

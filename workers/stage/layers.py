@@ -10,7 +10,7 @@ from workers.device.copies import Staging
 from workers.learning.objective import Outputs, as_given, named
 from workers.learning.precision import Precision, wide
 from workers.links.all_reduce import StageGroup
-from workers.model.chain.trace import StageGraph
+from workers.model.chain.graph import StageGraph
 from workers.model.module.randomness import Randomness
 from workers.model.module.statistics import RunningStatistics
 

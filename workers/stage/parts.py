@@ -10,7 +10,7 @@ from workers.links.all_reduce import (
 )
 from workers.links.notices import Notices
 from workers.links.pipeline import Links, Place
-from workers.model.chain.trace import StageGraph
+from workers.model.chain.graph import StageGraph
 from workers.model.objective.metrics import JobMetrics
 from workers.stage.alike import check_buffers
 from workers.stage.beginning import Beginning

@@ -18,7 +18,8 @@ from workers.errors import UnfitPlanError
 from workers.learning.precision import Precision
 from workers.links.pipeline import Place
 from workers.model.chain.compiled import compile_layers
-from workers.model.chain.trace import LayerInfo, StageGraph, TracedModel
+from workers.model.chain.graph import StageGraph
+from workers.model.chain.trace import LayerInfo, TracedModel
 from workers.model.checks.graph import check_graph
 from workers.model.checks.objective import check_loss, check_metrics
 from workers.model.checks.probe import check_parameters, micro_batches_of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.links.all_reduce import StageGroup
-from workers.model.chain.trace import StageGraph
+from workers.model.chain.graph import StageGraph
 from workers.model.code.entry import ModelError
 from workers.model.module.state import load_state, single
 from workers.model.saved.cut import OPTIMIZER, WEIGHTS, UnfitCutError

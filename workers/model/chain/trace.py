@@ -13,12 +13,12 @@ import traceback
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, fx, nn
 
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.chain.follow import Followed, followed
+from workers.model.chain.graph import OWN, RETURNED, StageGraph, StageModule
 from workers.model.chain.in_place import check_in_place, copied, may_change
 from workers.model.chain.lookups import Lookup, check_tables, find_lookups
 from workers.model.chain.sizes import REMADE, mark_sizes
@@ -32,10 +32,8 @@ from workers.model.module.state import check_state
 from workers.moe.besides import state_besides
 from workers.moe.layer import MoE
 
-OWN = "own"  # of a stage's graph, what it shares with the model
 _BEFORE_ALL = -1
 _COMPUTED = ("call_module", "call_function", "call_method")
-_RETURNED = "expected a tensor, such as the prediction [B], or a dict of tensors by name"
 _AUXILIARY = """forward sets an aux_loss of the model itself, which no layer has; expected it of a \
 child module, such as
     class Small(nn.Module):
@@ -65,88 +63,6 @@ class LayerInfo:
 
     name: str
     kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class StageGraph:
-    """A run of layers as a module of its own.
-
-    `module(*[values[n] for n in inputs])` returns a tuple in the order of `outputs`; in the
-    last stage, which is `final`, that is the model's result alone: one tensor, where `named`
-    several by the names that the model gives them, or a dict of several that its last layer gives.
-    `lookups` are those of its SparseEmbeddings, in the order of their calls; their keys are
-    selected of `inputs`. `uncalled` is state of the model that no layer has: the first stage's.
-    """
-
-    module: nn.Module
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    lookups: tuple[Lookup, ...]
-    uncalled: Mapping[str, Tensor]
-    final: bool = False
-    named: bool = False
-
-    def by_name(self, results: Sequence[Any]) -> dict[str, Any]:
-        """What the module returned, by `outputs`, or by the names that the last layer gives.
-
-        Raises:
-            ModelError: that layer gives neither a tensor nor a dict of tensors.
-        """
-        if self.final and not self.named:
-            (given,) = results
-            if isinstance(given, Mapping) and given and all(map(_is_named, given.items())):
-                return _Returned(given)
-            if not isinstance(given, Tensor):
-                raise ModelError(
-                    f"forward returns what {self.outputs[0]!r} gives, a {type(given).__name__}; "
-                    f"{_RETURNED}"
-                )
-        return dict(zip(self.outputs, results, strict=True))
-
-    def result(self, outputs: Mapping[str, Tensor]) -> Tensor | Mapping[str, Tensor]:
-        """What the model gives, of the last stage's outputs `by_name`."""
-        named = self.named or isinstance(outputs, _Returned)
-        return outputs if named else next(iter(outputs.values()))
-
-
-class _Returned(dict[str, Any]):
-    """A model's result, a dict that its last layer gives whole."""
-
-
-def _is_named(item: tuple[object, object]) -> bool:
-    name, value = item
-    return isinstance(name, str) and isinstance(value, Tensor)
-
-
-class StageModule(nn.Module):
-    """A run of layers under the names that they have in the model.
-
-    The graph runs beside it, since a GraphModule has attributes, such as `code`, that layers may be
-    called by.
-
-    Args:
-        graph: whose submodule `OWN` has the layers.
-        others: modules of it that are in the other mode when the model is in training, or not.
-    """
-
-    def __init__(self, graph: fx.GraphModule, others: Mapping[bool, Sequence[nn.Module]]) -> None:
-        super().__init__()
-        for name, child in graph.get_submodule(OWN).named_children():
-            self.add_module(name, child)
-        self.__dict__["_graph"] = graph
-        self.__dict__["_others"] = others
-
-    def train(self, mode: bool = True) -> "StageModule":
-        """Have each module in the mode that the model's own `train` would."""
-        super().train(mode)
-        for module in self.__dict__["_others"][mode]:
-            module.training = not mode
-        return self
-
-    def forward(self, *inputs: Tensor) -> object:
-        """The stage's outputs."""
-        graph: fx.GraphModule = self.__dict__["_graph"]
-        return graph(*inputs)
 
 
 class _CalledModules(Tracer):
@@ -487,7 +403,7 @@ class TracedModel:
         if not several or not all(
             isinstance(name, str) and isinstance(node, fx.Node) for name, node in several.items()
         ):
-            raise ModelError(f"{self._where()}: forward returns something else; {_RETURNED}")
+            raise ModelError(f"{self._where()}: forward returns something else; {RETURNED}")
         return several
 
     def _where(self) -> str:
