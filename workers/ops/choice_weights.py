@@ -16,6 +16,11 @@ from workers.ops.native import native
 from workers.ops.operation import operation
 
 
+def choice_weights_plainly(logits: Tensor, chosen: Tensor) -> Tensor:
+    """What `heterps::choice_weights` gives, by torch's operators."""
+    return logits.gather(1, chosen.long()).softmax(dim=1)
+
+
 @operation("heterps::choice_weights")
 def _choice_weights(logits: Tensor, chosen: Tensor) -> Tensor:
     weights = logits.new_empty(chosen.shape)
@@ -73,4 +78,4 @@ def choice_weights(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:  # noqa: N80
     if logits_TE.device.type == "cpu" and logits_TE.dtype == torch.float32:
         weights: Tensor = _choice_weights(logits_TE, chosen_TK)
         return weights
-    return logits_TE.gather(1, chosen_TK.long()).softmax(dim=1)
+    return choice_weights_plainly(logits_TE, chosen_TK)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from workers.ops.choice_weights import choice_weights_plainly
 from workers.ops.gather import gather_rows_plainly, gather_sum_plainly
 from workers.ops.grouped_ffn import activate
 
@@ -23,6 +24,7 @@ def decompositions() -> dict[OpOverload, _Op]:
         ops.router_logits.default: _router_logits,
         ops.route.default: _route,
         ops.group.default: _group,
+        ops.choice_weights.default: choice_weights_plainly,
         ops.gather_rows.default: gather_rows_plainly,
         ops.gather_sum.default: gather_sum_plainly,
         ops.grouped_ffn.default: _grouped_ffn,

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.ops import (
+    choice_weights,
     gather_rows,
     gather_sum,
     grouped_ffn,
@@ -46,6 +47,13 @@ def test_logits_of_a_router_are_the_same() -> None:
     x, weight = torch.randn(7, 6, generator=random), torch.randn(4, 6, generator=random)
     found = plainly("router_logits", x.bfloat16(), weight)
     torch.testing.assert_close(found, router_logits(x.bfloat16(), weight))
+
+
+def test_weights_of_choices_are_the_same() -> None:
+    logits = torch.randn(7, 6, generator=torch.Generator().manual_seed(6))
+    chosen = route(logits, 3).chosen
+    found = plainly("choice_weights", logits, chosen)
+    torch.testing.assert_close(found, choice_weights(logits, chosen))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
