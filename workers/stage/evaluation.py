@@ -1,6 +1,6 @@
 """Held-out splits through the stages: forward alone, as it was trained, then what is measured."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor
 from protos.job_pb2 import JobSpec
 from workers.data.batches import evaluation_size
 from workers.data.columns import labels_in
-from workers.data.reader import Split
+from workers.data.reader import Dataset, Split
+from workers.data.tensors import first_samples, tensors_of
 from workers.learning.objective import as_given, named
 from workers.links.all_reduce import StageGroup
 from workers.links.frames import EVALUATE, FrameId
@@ -20,6 +21,7 @@ from workers.stage.rows import StageRows
 from workers.stage.source import evaluation_batches
 
 Batches = Iterator[tuple[int, Mapping[str, Tensor]]]  # number and tensors of each
+_LOOKED_AT = 64  # samples of training data
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Evaluation:
         self._lockstep = lockstep
 
     def run(self, split: Split, phase: str) -> Measured:
-        """Predict a split.
+        """Predict a split; of training data its first samples.
 
         Args:
             phase: names this pass; no other of the job has the name.
@@ -89,7 +91,8 @@ class Evaluation:
                     given = named(layers.result(outputs))
                     result = as_given({name: output.cpu() for name, output in given.items()})
                     labels = labels_in(tensors)
-                    taken[number] = self._metrics.take(result, labels)
+                    if split != "train":
+                        taken[number] = self._metrics.take(result, labels)
                     first = self._metrics.scores(result, labels) if number == 0 else first
         if after is not None:
             after.end(phase)
@@ -111,13 +114,8 @@ class Evaluation:
     def _batches(self, split: Split, phase: str) -> Batches:
         place = self._place
         if not place.width_before:
-            yield from evaluation_batches(
-                self._job,
-                split,
-                evaluation_size(self._job),
-                place.rank,
-                place.width,
-                lambda: self._links.inbox.stopped,
+            yield from _read(
+                self._job, split, place.rank, place.width, lambda: self._links.inbox.stopped
             )
             return
         inbox = self._links.inbox
@@ -135,7 +133,32 @@ def _in_order(group: StageGroup, taken: Mapping[int, Mapping[str, Tensor]]) -> d
     return {name: torch.cat(tensors) for name, tensors in found.items()}
 
 
+def splits_to_predict(job: JobSpec) -> Sequence[Split]:
+    """What a trained model is to predict: what is held out or, without any, what it learned from.
+
+    Of the latter nothing is measured: a saved model is held against it.
+    """
+    held_out: list[Split] = []
+    if job.data.valid:
+        held_out.append("valid")
+    if job.data.test:
+        held_out.append("test")
+    return held_out or ["train"]
+
+
 def first_batch(job: JobSpec, split: Split, workers: int) -> Mapping[str, Tensor] | None:
     """The first batch of a split, as the first of so many workers reads it; None: it is empty."""
-    batches = evaluation_batches(job, split, evaluation_size(job), 0, workers, lambda: False)
+    batches = _read(job, split, 0, workers, lambda: False)
     return next((tensors for _, tensors in batches), None)
+
+
+def _read(
+    job: JobSpec, split: Split, rank: int, workers: int, stopped: Callable[[], bool]
+) -> Batches:
+    """A worker's share of a split; of training data one batch, which is the first worker's."""
+    if split != "train":
+        return evaluation_batches(job, split, evaluation_size(job), rank, workers, stopped)
+    if rank:
+        return iter(())
+    size = min(_LOOKED_AT, job.train.batch_size)
+    return iter([(0, tensors_of(first_samples(Dataset.of(job, split), size)))])

@@ -17,6 +17,7 @@ from workers.stage.evaluation import Measured, first_batch
 from workers.stage.outside import built_in
 from workers.stage.share import Share
 
+_SPLITS: tuple[Split, ...] = ("test", "valid", "train")  # the first one that there is
 _TOLERANCE, _TOLERANCE_OF_DEVICES, _TOLERANCE_16_BITS = 1e-3, 1e-2, 5e-2
 
 
@@ -36,9 +37,9 @@ class _ShardRows:
 def check_saved(
     share: Share, client: ParameterClient, output: str, measured: Mapping[Split, Measured]
 ) -> None:
-    """Open a model that is saved, and predict the first batch of the held-out data again.
+    """Open a model that is saved, and predict the first batch of what was predicted again.
 
-    Called where `measured` has its scores. Without held-out data it is only opened.
+    Called where `measured` has its scores.
 
     Args:
         output: where it is.
@@ -52,8 +53,8 @@ def check_saved(
     with built_in(share.folder):
         model = reopened(output, job, lambda table: _ShardRows(client, table))
     check_finite(model)
-    split: Split = "test" if "test" in measured else "valid"
-    if split not in measured or (scores := measured[split].first) is None:
+    split: Split = next(each for each in _SPLITS if each in measured)
+    if (scores := measured[split].first) is None:
         return
     batch = first_batch(job, split, share.place.widths[0])
     if batch is None:

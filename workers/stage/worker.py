@@ -35,7 +35,7 @@ from workers.model.saved.model import KeptModel, SavedModel, saved_model
 from workers.stage.beginning import Beginning
 from workers.stage.connect import build
 from workers.stage.cut_folder import remove_cuts
-from workers.stage.evaluation import Measured
+from workers.stage.evaluation import Measured, splits_to_predict
 from workers.stage.experts import state_bytes, whole_state
 from workers.stage.failure import end_reason_of, told
 from workers.stage.kept import to_chunks
@@ -437,13 +437,8 @@ class Worker:
             saved.write_stage(self._share.place.stage, state)
 
     def _evaluate(self, parts: Parts) -> dict[Split, Measured]:
-        """Predict the held-out splits."""
-        job = self._launch.job
-        splits: list[Split] = []
-        if job.data.valid:
-            splits.append("valid")
-        if job.data.test:
-            splits.append("test")
+        """Predict the held-out splits, or some of the training data."""
+        splits = splits_to_predict(self._launch.job)
         return {split: parts.executor.evaluate(split) for split in splits}
 
     def _metrics(self, measured: Mapping[Split, Measured]) -> dict[str, float]:
@@ -452,7 +447,8 @@ class Worker:
         if self._share.place.leads:
             metrics = JobMetrics(self._launch.job)
             for split, one in measured.items():
-                results |= metrics.measure(one.found, split)
+                if split != "train":  # which is only looked at
+                    results |= metrics.measure(one.found, split)
         return results
 
     def _save(

@@ -15,6 +15,11 @@ from heterps.job.file import load_job
 from tests.jobs import RESOURCES, write_workload
 
 LAYERS = ("towers.pair", "first", "code", "head")
+SPREAD = ["schedule.min_throughput=60000", *(f"schedule.pin.{name}=cpu" for name in LAYERS[:2])]
+SPREAD_SECONDS = {
+    "cpu": dict.fromkeys(LAYERS, 1e3) | dict.fromkeys(LAYERS[:2], 1e-2),
+    "v100": 1e-3,
+}
 MODEL = """
 import torch
 from torch import nn
@@ -101,11 +106,9 @@ def folder(tmp_path_factory):
     return made
 
 
-def run(client, folder, *overrides, **seconds):
+def run(client, folder, *overrides, file="job.yaml", **seconds):
     workload = write_workload(folder / "workload.yaml", LAYERS, seconds, reference_batch=1024)
-    job = load_job(
-        folder / "job.yaml", [f"output={folder}", f"schedule.workload={workload}", *overrides]
-    )
+    job = load_job(folder / file, [f"output={folder}", f"schedule.workload={workload}", *overrides])
     job_id = client.submit(job)
     status = client.wait(job_id, timeout=300)
     return status, client.decision_message(job_id)
@@ -122,10 +125,8 @@ def test_a_plan_changes_neither_dropout_nor_batch_norm_nor_what_is_shared(client
     spread, plan = run(
         client,
         folder,
-        "schedule.min_throughput=60000",
-        *(f"schedule.pin.{name}=cpu" for name in LAYERS[:2]),
-        cpu=dict.fromkeys(LAYERS, 1e3) | dict.fromkeys(LAYERS[:2], 1e-2),
-        v100=1e-3,
+        *SPREAD,
+        **SPREAD_SECONDS,
     )
     assert [(stage.type, stage.units > 1) for stage in plan.stages] == [
         ("cpu", True),
@@ -148,6 +149,18 @@ def test_a_model_that_predicts_otherwise_when_loaded_fails_its_job(client, folde
     assert "300 of 300 samples differ" in status.error
     kept = Path(status.error.split()[1].rstrip(":"))
     assert heterps.load(kept).head[1].step == 0.0
+
+
+@pytest.mark.parametrize(("plan", "seconds"), [([], {"cpu": 1e-2}), (SPREAD, SPREAD_SECONDS)])
+def test_it_does_so_too_where_nothing_is_held_out(client, folder, plan, seconds):
+    (folder / "bare.yaml").write_text(JOB.replace("test: test.csv, ", ""))
+    drifts = "model.args={drift: 0.01}"
+    status, _ = run(client, folder, drifts, *plan, file="bare.yaml", **seconds)
+    assert (status.state, status.end_reason) == ("failed", "user_error")
+    assert "64 of 64 samples differ" in status.error
+    status, _ = run(client, folder, *plan, file="bare.yaml", **seconds)
+    assert status.state == "succeeded", status.reason
+    assert not status.metrics
 
 
 UNORDERED = """

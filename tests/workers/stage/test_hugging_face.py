@@ -208,6 +208,14 @@ def test_inputs_that_the_model_would_not_see_are_refused(job, change, expected):
         TracedModel(built(bert)(), inputs_of(job.data))
 
 
+def test_a_loss_of_routers_is_not_left_out_silently(tmp_path):
+    sizes = {"num_key_value_heads": 2, "num_local_experts": 2, "output_router_logits": True}
+    the("MixtralForCausalLM")(the("MixtralConfig")(**SIZES, **sizes)).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="MixtralForCausalLM has output_router_logits=True"):
+        hugging_face(tmp_path, "CausalLM")
+    assert hugging_face(tmp_path, "CausalLM", output_router_logits=False).model is not None
+
+
 def test_a_folder_without_weights_of_the_head_is_refused(tmp_path):
     torch.manual_seed(0)
     body = the("BertModel")(bert().config)

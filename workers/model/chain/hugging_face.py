@@ -29,10 +29,19 @@ class HuggingFace(Followed):
         model: such as `AutoModelForCausalLM.from_pretrained(folder)`. It stays the same object:
             `.model.save_pretrained(folder)` of a loaded model writes what was trained.
         outputs: which of its outputs losses read; of several by their names, as heads have them.
+
+    Raises:
+        ModelError: its own loss is to have one of its routers, too.
     """
 
     def __init__(self, model: nn.Module, outputs: str | Sequence[str] = _LOGITS) -> None:
         super().__init__()
+        if getattr(getattr(model, "config", None), "output_router_logits", False):
+            raise ModelError(
+                f"{type(model).__name__} has output_router_logits=True, with which transformers "
+                "adds a loss of the routers to its own that no job would train by; expected "
+                "output_router_logits=False, an option of hugging_face, too"
+            )
         self.model = model
         self._outputs = outputs
         taken = inspect.signature(model.forward).parameters
@@ -95,7 +104,8 @@ def hugging_face(
         options: of `from_pretrained`, such as num_labels or attn_implementation.
 
     Raises:
-        ModelError: no such task or folder, or weights are missing that `new` does not name.
+        ModelError: no such task or folder, or weights are missing that `new` does not name; and as
+            of `HuggingFace`.
     """
     import transformers
 

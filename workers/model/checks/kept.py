@@ -7,7 +7,7 @@ only as long as both are in one stage.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ from workers.moe.gate import Gate
 
 _TOLERANCE = 1e-5  # of the largest value: the same computed again rounds alike, or nearly
 _LEAST = 1e-7
+_FAR = 1000.0  # parameters
+_SEED = 3
 _log = logging.getLogger("heterps.stage")
 
 
@@ -172,8 +174,8 @@ class _Kept(Layers):
         result = module(*args, **kwargs)
         _check_auxiliary(type(self._traced.model).__name__, layer, module)
         again = result, _auxiliary(module)
-        changed = [one for one, was in marks.items() if mark(one) != was]
-        self.changed += [(layer, own[one]) for one in changed]
+        changed = _changed(marks)
+        self.changed += [(layer, own[one]) for one in changed or _changed_far_off(call, others)]
         if not changed and not (_same(first, again) and _same(first, late)):
             self.remembering.append(layer)
         self._made.append(call)
@@ -205,6 +207,24 @@ class _Kept(Layers):
             if later and not handed and changed > made:
                 return True
         return False
+
+
+def _changed(marks: Mapping[Tensor, object]) -> list[Tensor]:
+    return [one for one, was in marks.items() if mark(one) != was]
+
+
+def _changed_far_off(call: _Call, parameters: Mapping[Tensor, Tensor]) -> list[Tensor]:
+    """Of its parameters those that a call changes where they are far off, as by a clamp.
+
+    They stay so.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    for one in parameters:
+        one.uniform_(-_FAR, _FAR, generator=generator)
+    marks = {one: mark(one) for one in parameters}
+    with suppress(Exception):  # such numbers may be none that it takes
+        call.made()
+    return _changed(marks)
 
 
 def _after_many(call: _Call, counts: Sequence[Number]) -> Any:

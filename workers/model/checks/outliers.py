@@ -38,7 +38,7 @@ def heeds_outliers(traced: TracedModel, batch: Mapping[str, Tensor], samples: in
         odd = run(traced, {name: _outlying(value, samples) for name, value in batch.items()})
     except Exception:
         return False  # such numbers may be none that it takes
-    return not _alike(usual, odd, samples)
+    return not alike(usual, odd, samples)
 
 
 def _outlying(value: Any, samples: int) -> Any:
@@ -50,19 +50,19 @@ def _outlying(value: Any, samples: int) -> Any:
     return torch.cat([value[:samples], value[samples:] * _FAR])
 
 
-def _alike(one: Any, other: Any, samples: int) -> bool:
+def alike(one: Any, other: Any, samples: int) -> bool:
     """Whether tensors with rows of samples are the same for the first ones."""
     some, others = (
         [v for v in tree_leaves(values) if isinstance(v, Tensor)] for values in (one, other)
     )
     return len(some) == len(others) and all(
-        a.shape == b.shape and _close(a[:samples], b[:samples])
+        a.shape == b.shape and close(a[:samples], b[:samples])
         for a, b in zip(some, others, strict=True)
         if a.ndim and len(a) == 2 * samples and a.layout == torch.strided
     )
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def close(one: Tensor, other: Tensor) -> bool:
     """Whether they are alike but for rounding: a layer may compute for some of the samples."""
     if not one.numel() or not (one.is_floating_point() or one.is_complex()):
         return torch.equal(one, other)
@@ -96,5 +96,5 @@ class _Outliers(Layers):
         draws.again()
         result = module(*args, **kwargs)
         if other is not None:
-            self.found = self.found or not _alike(result, other, self._samples)
+            self.found = self.found or not alike(result, other, self._samples)
         return result

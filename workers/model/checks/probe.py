@@ -16,6 +16,7 @@ from protos.job_pb2 import JobSpec
 from workers.learning.optimizers import GroupError, check_groups
 from workers.model.chain.trace import TracedModel
 from workers.model.checks.kept import check_kept
+from workers.model.checks.others import heeds_others
 from workers.model.checks.outliers import heeds_outliers
 from workers.model.checks.trial import Layers, first_parts, given_to, joined, leaves, mark, run
 from workers.model.code.entry import ModelError
@@ -58,6 +59,8 @@ def mixes_samples(traced: TracedModel, job: JobSpec) -> bool:
         results.append(run(traced, second))
         samples = len(next(iter(first.values())))
         if heeds_outliers(traced, joined(first, second), samples):
+            return True
+        if heeds_others(traced, first, second, results[0]):
             return True
     except Exception as error:
         _log.info("the model could not be tried: %s: %s", type(error).__name__, error)

@@ -152,8 +152,7 @@ def _check(
     row = int(wrong.int().argmax())
     raise ReloadError(
         f"{where}: the saved model, loaded again, predicts {_first(found, unlike, row):g} for "
-        f"sample {row} of the held-out data where training's own evaluation gave "
-        f"{_first(measured, unlike, row):g}; "
+        f"sample {row} where training's own evaluation gave {_first(measured, unlike, row):g}; "
         f"{int(wrong.sum())} of {len(wrong)} samples differ by more than {tolerance:g}. Something "
         "that predictions depend on is not in the model's state_dict, or is changed by it: keep "
         "it in parameters, buffers or SparseEmbedding layers"

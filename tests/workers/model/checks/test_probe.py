@@ -184,6 +184,54 @@ def test_operations_between_layers_are_seen_too(job, between):
     assert not mixes_samples(TracedModel(Net(SAME, lambda x: x / (1 + x.sum(1, True)))), job)
 
 
+class OfGroup(nn.Module):
+    """Adds the mean of all samples with the same key, or divides by their number."""
+
+    def __init__(self, by_mean):
+        super().__init__()
+        self.by_mean = by_mean
+
+    def forward(self, x, keys):
+        same = (keys[:, None] == keys).to(x.dtype)
+        count = same.sum(1, keepdim=True)
+        return x + same @ x / count if self.by_mean else x / count
+
+
+class Grouped(nn.Module):
+    def __init__(self, group):
+        super().__init__()
+        self.bottom, self.group, self.top = nn.Linear(3, 6), group, nn.Linear(6, 1)
+
+    def forward(self, sparse, dense):
+        return self.top(self.group(self.bottom(dense), sparse[:, 1])).squeeze(-1)
+
+
+class Keyed(nn.Module):
+    """Keeps samples apart."""
+
+    def forward(self, x, keys):
+        return x * (keys % 3 == 0)[:, None]
+
+
+@pytest.mark.parametrize("by_mean", [False, True])
+def test_groups_are_seen_of_which_the_first_samples_have_one_each(job, by_mean):
+    job.data.sparse[:] = ["d0", "d1"]  # keys of which no two samples have the same
+    assert mixes_samples(TracedModel(Grouped(OfGroup(by_mean))), job)
+    assert not mixes_samples(TracedModel(Grouped(Keyed())), job)
+
+
+class WhereAny(nn.Module):
+    """Does something to all samples where one has a key that three in four have not."""
+
+    def forward(self, x, keys):
+        return x.tanh() if (keys % 4 == 0).any() else x
+
+
+def test_so_is_what_a_value_does_to_all_though_most_batches_have_it(job):
+    job.data.sparse[:] = ["d0", "d1"]
+    assert mixes_samples(TracedModel(Grouped(WhereAny())), job)
+
+
 def counted_in_a_buffer_slowly(self, x):
     self.count *= 0.999
     return x * self.count
@@ -434,12 +482,13 @@ class Normed(nn.Module):
 class Clamped(nn.Module):
     """Has small weights, by changing them where no version counts it."""
 
-    def __init__(self):
+    def __init__(self, most=0.5):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(6))
+        self.most = most
 
     def forward(self, x):
-        self.weight.data.clamp_(-0.5, 0.5)
+        self.weight.data.clamp_(-self.most, self.most)
         return x * self.weight
 
 
@@ -450,6 +499,7 @@ class Clamped(nn.Module):
         (Table(max_norm=0.1), "'layer' changes 'layer.rows.weight'"),
         (Normed(), "'layer.weight'"),
         (Clamped(), "'layer.weight'"),
+        (Clamped(5.0), "'layer.weight'"),  # none is as large as it begins
     ],
 )
 def test_a_forward_that_changes_parameters_is_refused_and_changes_none(
