@@ -22,6 +22,7 @@ float FloatAt(const char* values, size_t i) {
 
 void Subtable::Expect(const Item* items, size_t n, Fetched* to) {
   std::array<Probed, kChunk> probes;
+  disk_.Settle();
   for (size_t begin = 0; begin < n; begin += kChunk) {
     const Item* chunk = items + begin;
     const size_t count = std::min(kChunk, n - begin);
@@ -35,6 +36,7 @@ void Subtable::Expect(const Item* items, size_t n, Fetched* to) {
       });
     }
   }
+  if (to) ExpectTidy(to->size(), to);
 }
 
 void Subtable::Pull(const Item* items, size_t n, const PullBatch& batch) {
