@@ -92,7 +92,9 @@ def _executed(module: ModuleType) -> ModuleType:
 def modules_of(folder: Path) -> Iterator[None]:
     """Have imports find a folder's modules first, whatever else has their names in this process.
 
-    What the process itself has imported is back afterwards; of folders the last one's stay.
+    What the process itself has imported is back afterwards. Of folders the last one's stay, but for
+    those of which another folder has another module of that name: code that imports one only when
+    it is called finds none, and not that of others.
     """
     with _importing:
         others = {
@@ -116,6 +118,7 @@ def modules_of(folder: Path) -> Iterator[None]:
             own = {name: one for name, one in added.items() if _place(one).is_relative_to(folder)}
             _loaded.setdefault(folder, {}).update(own)
             taken = {name.partition(".")[0] for name in back}
+            taken |= {name for name in {n.partition(".")[0] for n in own} if _differs(folder, name)}
             for name in own:
                 if name.partition(".")[0] in taken:
                     del sys.modules[name]
@@ -163,6 +166,18 @@ def _has(folder: Path, name: str) -> bool:
     if name == "__main__" or name in ROOMS:
         return False
     return (folder / f"{name}.py").is_file() or (folder / name).is_dir()
+
+
+def _differs(folder: Path, name: str) -> bool:
+    """Whether another folder that code was loaded from has another module of that name."""
+    own = _texts(folder, name)
+    return any(_has(one, name) and _texts(one, name) != own for one in _loaded if one != folder)
+
+
+def _texts(folder: Path, name: str) -> dict[Path, bytes]:
+    """What a module's files say, by their places in its folder."""
+    files = [folder / f"{name}.py", *(folder / name).rglob("*.py")]
+    return {file.relative_to(folder): file.read_bytes() for file in files if file.is_file()}
 
 
 def _is_elsewhere(module: ModuleType, folder: Path) -> bool:

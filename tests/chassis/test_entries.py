@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from chassis import entries
 from chassis.entries import EntryError, imported, load_entry
 
 
@@ -25,9 +26,10 @@ def written(folder: Path, number: int) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def modules():
-    """Of this process, which are as before in the end."""
+def modules(monkeypatch):
+    """Of this process, which are as before in the end; no folder was loaded from before."""
     before = dict(sys.modules)
+    monkeypatch.setattr(entries, "_loaded", {})
     yield
     for name in set(sys.modules) - set(before):
         del sys.modules[name]
@@ -43,6 +45,23 @@ def test_each_file_has_the_modules_beside_it(tmp_path):
     assert len(kinds) == 3
     # Files of a folder share what lies there.
     assert {load_entry("other.py:kind", folder, "key")() for folder in folders} == kinds
+
+
+def test_what_is_imported_late_is_never_that_of_another_folder(tmp_path):
+    own, other, alike = (
+        written(tmp_path / name, number) for name, number in (("own", 1), ("b", 2), ("copy", 2))
+    )
+    for folder in (other, alike):
+        load_entry("one.py:numbers", folder, "key")
+    assert sys.modules["beside"].NUMBER == sys.modules["parts.inner"].NUMBER == 2
+    (own / "one.py").write_text(
+        "def late():\n    import beside, parts.inner\n"
+        "    return beside.NUMBER, parts.inner.NUMBER\n"
+    )
+    late = load_entry("one.py:late", own, "key")
+    load_entry("other.py:numbers", other, "key")
+    with pytest.raises(ModuleNotFoundError, match="beside"):
+        late()
 
 
 def test_a_process_keeps_the_modules_that_it_has_imported_itself(tmp_path, monkeypatch):

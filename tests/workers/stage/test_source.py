@@ -14,6 +14,7 @@ from workers.data import Dataset, GlobalBatches
 from workers.device.copies import OnHost
 from workers.links.inbox import Inbox, Stopped
 from workers.model.objective.loss import job_loss
+from workers.stage.evaluation import first_batch
 from workers.stage.schedule import Schedule
 from workers.stage.source import TrainingSource, evaluation_batches
 
@@ -181,3 +182,11 @@ def test_every_held_out_row_comes_once(job, workers):
     assert len(set(numbers)) == len(numbers)
     with pytest.raises(Stopped):
         next(evaluation_batches(job, "valid", 10, 0, workers, lambda: True))
+
+
+def test_training_rows_that_are_gone_at_the_end_are_not_looked_at(job, tmp_path):
+    batch = first_batch(job, "train", 2)
+    assert batch is not None
+    assert batch["dense"][:, 0].tolist() == list(range(24))
+    (tmp_path / "rows.parquet").unlink()
+    assert first_batch(job, "train", 2) is None
