@@ -263,9 +263,7 @@ std::vector<uint32_t> DiskRows::Sparse() const {
 }
 
 bool DiskRows::Fits(uint32_t first) const {
-  const Open& open = open_[kSettled];
-  const size_t room = (open.any ? kExtent - open.next : 0) + empty_.size() * kExtent;
-  return in_use_[first / kExtent] <= room;
+  return in_use_[first / kExtent] <= room(kSettled) + empty_.size() * kExtent;
 }
 
 const DiskRows::Later* DiskRows::Leaving(uint32_t slot) const {
