@@ -1,7 +1,5 @@
 #include "table/aligned.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -31,10 +29,6 @@ Kept& Mine() {
 }  // namespace
 
 void FreeBlock::operator()(char* bytes) const {
-  if (align == 0) {
-    ::munmap(bytes, size);
-    return;
-  }
   Kept& kept = Mine();
   for (size_t i = 0; size <= kKeptBytes && i < kKept; ++i) {
     if (kept.bytes[i]) continue;
@@ -42,16 +36,6 @@ void FreeBlock::operator()(char* bytes) const {
     return;
   }
   std::free(bytes);
-}
-
-Block PagesOf(size_t bytes) {
-  int flags = MAP_PRIVATE | MAP_ANONYMOUS;
-#ifdef MAP_POPULATE
-  flags |= MAP_POPULATE;  // all of it is filled at once
-#endif
-  void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-  if (at == MAP_FAILED) throw std::bad_alloc();
-  return {static_cast<char*>(at), {0, bytes}};
 }
 
 Block BlockOf(size_t align, size_t bytes) {

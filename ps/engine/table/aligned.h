@@ -11,14 +11,11 @@ namespace heterps::ps {
 // A thread keeps some memory for its next ones: what malloc would keep of so many sizes is more
 // than they take.
 struct FreeBlock {
-  size_t align = 0, size = 0;  // align 0: pages
+  size_t align = 0, size = 0;
   void operator()(char* bytes) const;
 };
 using Block = std::unique_ptr<char, FreeBlock>;
 Block BlockOf(size_t align, size_t bytes);
-// Pages that go back to the system: for what may be freed by another thread, and of malloc would
-// leave holes that nothing fits.
-Block PagesOf(size_t bytes);
 
 // The whole blocks of which some bytes of a file are part.
 struct Span {

@@ -21,7 +21,6 @@ constexpr uint32_t kMaxSlots = (1u << 30) - 1;  // two bits of a place say where
 constexpr double kSpace = 1.35;  // times what is in use: more slots than that are too many
 constexpr size_t kSlack = 3;     // extents besides: those that logs are filling, and one to come
 constexpr size_t kSpare = 2;     // empty extents: one for what is moved, which is to leave one
-constexpr size_t kAtOnce = 3;    // extents, about, that are emptied before one is filled
 constexpr size_t kMostBlock = 16 << 10;  // a file system of larger ones caches pages
 constexpr double kSparse = 0.9;  // of an extent in use: emptying one of more gains too little
 
@@ -33,7 +32,7 @@ void HaveRoom(std::vector<T>* of, size_t count) {
 
 }  // namespace
 
-DiskFile::DiskFile(const std::string& directory, size_t beside) : most_beside_(beside) {
+DiskFile::DiskFile(const std::string& directory) {
   if (directory.empty()) return;
 #ifdef O_TMPFILE
   fd_ = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -53,7 +52,7 @@ DiskFile::DiskFile(const std::string& directory, size_t beside) : most_beside_(b
       ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_DIRECT) == 0) {
     align_ = std::max(told.stx_dio_offset_align, told.stx_dio_mem_align);
     block_ = std::max<size_t>(align_, told.stx_blksize);
-    later_ = std::make_unique<Writes>(std::move(queue));
+    idle_.push_back(std::move(queue));
     return;
   }
 #endif
@@ -130,18 +129,6 @@ void DiskFile::Write(const void* data, size_t size, uint64_t offset) {
 #endif
 }
 
-std::unique_ptr<Written> DiskFile::WriteLater(Block& bytes, Span span) {
-  std::shared_ptr<const void> room = later_ ? Beside(span.size) : nullptr;
-  return room ? later_->Begin(fd_, std::move(bytes), span, std::move(room)) : nullptr;
-}
-
-std::shared_ptr<const void> DiskFile::Beside(size_t bytes) {
-  if (beside_.load(std::memory_order_relaxed) + bytes > most_beside_) return nullptr;
-  beside_.fetch_add(bytes, std::memory_order_relaxed);
-  return {this,
-          [this, bytes](const void*) { beside_.fetch_sub(bytes, std::memory_order_relaxed); }};
-}
-
 uint64_t DiskFile::Reserve(size_t bytes) {
   std::lock_guard lock(reserving_);
   const uint64_t offset = end_.load(std::memory_order_relaxed);
@@ -176,7 +163,6 @@ uint32_t DiskRows::Take(Log log) {
   Open& open = open_[log];
   const uint32_t slot = next(log);
   ++open.next;
-  if (open.refilled) ++versions_[open.extent];
   extents_[open.extent].bits[slot % kExtent / 64] |= uint64_t{1} << slot % 64;
   ++in_use_[open.extent], ++size_;
   return slot;
@@ -196,18 +182,14 @@ void DiskRows::OpenNext(Log log) {
       const std::optional<uint32_t> emptiest = Emptiest();
       if (log == kSettled || !emptiest || in_use_[*emptiest] == kExtent) throw;
       file_.set_full(false);
-      Begin(&open, *emptiest);
+      open = {true, *emptiest, 0};
+      opened_at_[open.extent] = ++opened_;
       return;
     }
   }
-  Begin(&open, empty_.back());
+  open = {true, empty_.back(), 0};
   empty_.pop_back();
-}
-
-void DiskRows::Begin(Open* open, uint32_t extent) {
-  *open = {true, extent, 0, in_use_[extent] > 0};
-  opened_at_[extent] = ++opened_;
-  ++versions_[extent];
+  opened_at_[open.extent] = ++opened_;
 }
 
 void DiskRows::AddExtent() {
@@ -217,10 +199,10 @@ void DiskRows::AddExtent() {
   }
   // First, so that nothing is half done where there is no memory, and Remove never needs any.
   HaveRoom(&extents_, count), HaveRoom(&in_use_, count), HaveRoom(&opened_at_, count),
-      HaveRoom(&versions_, count), HaveRoom(&empty_, count);
+      HaveRoom(&writes_, count), HaveRoom(&empty_, count);
   extents_.push_back({file_.Reserve(Around(0, kExtent * record_bytes_, file_.block()).size)});
   in_use_.push_back(0);
-  versions_.push_back(0);
+  writes_.push_back(0);
   opened_at_.push_back(0);
   empty_.push_back(static_cast<uint32_t>(count) - 1);
 }
@@ -241,134 +223,52 @@ std::optional<uint32_t> DiskRows::Emptiest() const {
   return found;
 }
 
-double DiskRows::Gain(uint32_t extent) const {
-  const uint32_t used = in_use_[extent];
-  if (used == 0 || used > kSparse * kExtent || is_open(extent)) return 0;
-  const double moved = static_cast<double>(used) / kExtent;
-  return (1 - moved) * static_cast<double>(opened_ - opened_at_[extent] + 1) / (1 + moved);
-}
-
-std::vector<uint32_t> DiskRows::Sparse() const {
-  const auto most = static_cast<size_t>(kSpace * static_cast<double>(size_)) + kSlack * kExtent;
-  if (empty_.size() >= kSpare || end() < most) return {};
-  std::vector<std::pair<double, uint32_t>> found;
+std::optional<uint32_t> DiskRows::Best() const {
+  std::optional<uint32_t> found;
+  double most = 0;
   for (uint32_t i = 0; i < in_use_.size(); ++i) {
-    if (const double gain = Gain(i); gain > 0) found.emplace_back(-gain, i * kExtent);
+    if (in_use_[i] == 0 || in_use_[i] > kSparse * kExtent || is_open(i)) continue;
+    const double moved = static_cast<double>(in_use_[i]) / kExtent;
+    const double gain = (1 - moved) * (opened_ - opened_at_[i] + 1) / (1 + moved);
+    if (gain > most) found = i, most = gain;
   }
-  const size_t count = std::min(kAtOnce, found.size());
-  std::partial_sort(found.begin(), found.begin() + static_cast<ptrdiff_t>(count), found.end());
-  std::vector<uint32_t> out;
-  for (size_t i = 0; i < count; ++i) out.push_back(found[i].second);
-  return out;
+  return found;
 }
 
-bool DiskRows::Fits(uint32_t first) const {
-  return in_use_[first / kExtent] <= room(kSettled) + empty_.size() * kExtent;
-}
-
-const DiskRows::Later* DiskRows::Leaving(uint32_t slot) const {
-  for (const Later& one : later_) {
-    if (slot - one.first < one.count) return &one;
-  }
-  return nullptr;
-}
-
-void DiskRows::Expect(uint32_t slot, Fetched* with) const {
-  const Later* leaving = Leaving(slot);  // the disk may still have what was there before
-  if (leaving && with) {
-    with->AddRead(slot, VersionOf(slot), RecordOf(*leaving, slot), leaving->write);
-  } else if (with) {
-    with->Add(slot, VersionOf(slot), record_bytes_, OffsetOf(slot));
-  } else {
-    file_.Expect(record_bytes_, OffsetOf(slot));
-  }
-}
-
-void DiskRows::ExpectExtent(uint32_t first, Fetched* with) const {
-  for (const Later& one : later_) {
-    if (one.first / kExtent == first / kExtent) return;
-  }
-  const size_t size = kExtent * record_bytes_;
-  std::shared_ptr<const void> room = file_.Beside(size);
-  if (!room) return;
-  with->Add(first | kWhole, VersionOf(first), size, OffsetOf(first), std::move(room));
-}
-
-void DiskRows::Read(uint32_t slot, char* record) const {
-  if (const Later* leaving = Leaving(slot)) {
-    std::memcpy(record, RecordOf(*leaving, slot), record_bytes_);
-  } else {
-    file_.Read(record, record_bytes_, OffsetOf(slot));
-  }
+std::optional<uint32_t> DiskRows::Sparse() const {
+  const auto most = static_cast<size_t>(kSpace * static_cast<double>(size_)) + kSlack * kExtent;
+  if (empty_.size() >= kSpare || end() < most) return std::nullopt;
+  const std::optional<uint32_t> found = Best();
+  if (!found) return std::nullopt;
+  return *found * kExtent;
 }
 
 void DiskRows::ReadMany(uint32_t first, uint32_t count, char* records) const {
   file_.Read(records, count * record_bytes_, OffsetOf(first));
-  for (const Later& one : later_) {
-    const uint32_t begin = std::max(first, one.first);
-    const uint32_t end = std::min(first + count, one.first + one.count);
-    if (begin >= end) continue;
-    std::memcpy(records + (begin - first) * record_bytes_, RecordOf(one, begin),
-                (end - begin) * record_bytes_);
-  }
-}
-
-void DiskRows::Settle() {
-  if (later_.empty()) return;
-  file_.Look();
-  std::erase_if(later_,
-                [](const Later& one) { return one.write->state() == Written::State::kWhole; });
-}
-
-void DiskRows::Finish(Span span) {
-  for (size_t i = 0; i < later_.size();) {
-    Written& write = *later_[i].write;
-    const Span its = write.span();
-    const bool meets = its.begin < span.end() && span.begin < its.end();
-    if (!meets && write.state() != Written::State::kFailed) {
-      ++i;
-      continue;
-    }
-    if (write.Wait() == Written::State::kFailed) file_.Write(write.bytes(), its.size, its.begin);
-    later_.erase(later_.begin() + static_cast<ptrdiff_t>(i));
-  }
-}
-
-void DiskRows::Rewrite(uint32_t first, uint32_t count, const char* records) {
-  ++versions_[first / kExtent];
-  WriteMany(first, count, records);
 }
 
 void DiskRows::WriteMany(uint32_t first, uint32_t count, const char* records) {
+  ++writes_[first / kExtent];
   const size_t block = file_.block(), size = count * record_bytes_;
   const uint64_t offset = OffsetOf(first);
   if (block == 1) return file_.Write(records, size, offset);
-  const Span blocks = Around(offset, size, block);
-  const auto [begin, span] = blocks;
-  Settle();
-  Finish(blocks);
-  HaveRoom(&later_, later_.size() + 1);
+  const auto [begin, span] = Around(offset, size, block);
   const size_t before = offset - begin, filled = before + size;
-  Block bytes = PagesOf(span);
+  Block bytes = BlockOf(block, span);
   if (before > 0) Complete(begin, first, count, bytes.get());
   if (filled < span && (span > block || before == 0)) {
     Complete(begin + span - block, first, count, bytes.get() + span - block);
   }
   std::memcpy(bytes.get() + before, records, size);
-  for (Edge& one : edges_) {
-    if (one.offset && *one.offset >= begin && *one.offset < begin + span) one.offset.reset();
+  for (Edge& edge : edges_) {
+    if (edge.offset && *edge.offset >= begin && *edge.offset < begin + span) edge.offset.reset();
   }
-  Edge* edge = &edges_[edges_[0].offset ? 1 : 0];
-  if (!edge->bytes) edge->bytes = BlockOf(block, block);
-  const char* written = bytes.get();
-  if (std::unique_ptr<Written> later = file_.WriteLater(bytes, blocks)) {
-    later_.push_back({first, count, written + before, std::move(later)});
-  } else {
-    file_.Write(written, span, begin);
-  }
+  file_.Write(bytes.get(), span, begin);
   if (filled == span || Together(first) == count) return;  // nothing comes there next
-  edge->offset = begin + span - block;
-  std::memcpy(edge->bytes.get(), written + span - block, block);
+  Edge& edge = edges_[edges_[0].offset ? 1 : 0];
+  if (!edge.bytes) edge.bytes = BlockOf(block, block);
+  std::memcpy(edge.bytes.get(), bytes.get() + span - block, block);
+  edge.offset = begin + span - block;
 }
 
 void DiskRows::Complete(uint64_t offset, uint32_t first, uint32_t count, char* block) const {

@@ -13,10 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "table/aligned.h"
 #include "table/reads.h"
-#include "table/ring.h"
-#include "table/writes.h"
 
 namespace heterps::ps {
 
@@ -37,9 +34,7 @@ class Broken : public std::runtime_error {
 class DiskFile {
  public:
   // An empty directory means: none, and nothing may be demoted.
-  // `beside`: bytes of memory, about, for what is being written, and for extents that are being
-  // read.
-  DiskFile(const std::string& directory, size_t beside);
+  explicit DiskFile(const std::string& directory);
   ~DiskFile();
   DiskFile(const DiskFile&) = delete;
   DiskFile& operator=(const DiskFile&) = delete;
@@ -56,15 +51,6 @@ class DiskFile {
   // Past the page cache that is what queues are for.
   void Expect(size_t size, uint64_t offset) const;
   void Write(const void* from, size_t size, uint64_t offset);  // Throws Broken.
-  // Of that memory, until it ends; null where there is too little.
-  std::shared_ptr<const void> Beside(size_t bytes);
-  // Begins a write past the page cache that nobody waits for. Null where there is none to be had or
-  // no memory beside: the bytes are as they were, for Write.
-  std::unique_ptr<Written> WriteLater(Block& bytes, Span span);
-  // Has such writes say that they are done.
-  void Look() {
-    if (later_) later_->Look();
-  }
   uint64_t bytes() const { return end_.load(std::memory_order_relaxed); }
 
   // What reads and writes past the page cache begin and end at; 1 where they go through it. There
@@ -83,9 +69,6 @@ class DiskFile {
   int fd_ = -1;
   size_t align_ = 1;  // of reads
   size_t block_ = 1;  // of writes, and of the file system: others wait for all reads to end
-  const size_t most_beside_;
-  std::atomic<size_t> beside_{0};
-  std::unique_ptr<Writes> later_;
   std::mutex lending_;
   std::vector<std::unique_ptr<Ring>> idle_;
   std::mutex reserving_;
@@ -118,8 +101,6 @@ class DiskRows {
 
   // Whether a log has room in what it is filling.
   bool has_room(Log log);
-  // Slots up to the end of that.
-  uint32_t room(Log log) const { return open_[log].any ? kExtent - open_[log].next : 0; }
   // Has it have room. Throws DiskFull.
   void MakeRoom(Log log);
   // The slot that Take is to give, behind the one before it where that can be; the log must have
@@ -127,40 +108,29 @@ class DiskRows {
   uint32_t next(Log log) const { return open_[log].extent * kExtent + open_[log].next; }
   uint32_t Take(Log log);
   void Remove(uint32_t slot);
-  // The first slots of the few extents that are best emptied, the best first, where too many slots
-  // of all are not in use and the logs are about to need another extent.
-  std::vector<uint32_t> Sparse() const;
-  // Whether what is left of such an extent has room without another one.
-  bool Fits(uint32_t first) const;
+  // The first slot of the extent that is best emptied, where too many slots of all are not in use
+  // and the logs are about to need another extent.
+  std::optional<uint32_t> Sparse() const;
 
-  void Read(uint32_t slot, char* record) const;
+  void Read(uint32_t slot, char* record) const { ReadMany(slot, 1, record); }
   // Has a record be read for later: with others, or where that is null into the page cache.
-  void Expect(uint32_t slot, Fetched* with) const;
+  void Expect(uint32_t slot, Fetched* with) const {
+    if (with) {
+      with->Add(slot, WritesOf(slot), record_bytes_, OffsetOf(slot));
+    } else {
+      file_.Expect(record_bytes_, OffsetOf(slot));
+    }
+  }
   // A record that was read so, if it is still what the slot has.
-  const char* Find(uint32_t slot, const Fetched& in) const {
-    return in.Find(slot, VersionOf(slot));
-  }
-  // The same of a whole extent.
-  void ExpectExtent(uint32_t first, Fetched* with) const;
-  const char* FindExtent(uint32_t first, const Fetched& in) const {
-    return in.Find(first | kWhole, VersionOf(first));
-  }
+  const char* Find(uint32_t slot, const Fetched& in) const { return in.Find(slot, WritesOf(slot)); }
   // Records of consecutive slots; of those that are not used they say nothing.
   void ReadMany(uint32_t first, uint32_t count, char* records) const;
-  // Of slots that were taken and not written yet. They may be written some time later, and are read
-  // from memory until they are; one that has failed by then is tried again by the next call, which
-  // throws Broken before it does anything if it fails once more.
   void WriteMany(uint32_t first, uint32_t count, const char* records);
-  // Of slots that have been written.
-  void Rewrite(uint32_t first, uint32_t count, const char* records);
-  // Lets go of what has been written since.
-  void Settle();
   // How many consecutive slots from `first` lie together in the file.
   static uint32_t Together(uint32_t first) { return kExtent - first % kExtent; }
 
  private:
-  static constexpr uint32_t kWhole = 1u << 31;  // its first slot with this: an extent
-  static constexpr uint32_t kExtent = 256;      // few, so that what is not in use of two is little
+  static constexpr uint32_t kExtent = 256;  // few, so that what is not in use of two is little
 
   struct Extent {
     uint64_t offset;
@@ -169,23 +139,10 @@ class DiskRows {
   struct Open {  // what a log is filling
     bool any = false;
     uint32_t extent = 0, next = 0;
-    bool refilled = false;  // while some of it is in use, and may be left before it is filled
   };
 
-  // Of records of its extent that may have been read before others came to be in their slots.
-  uint32_t VersionOf(uint32_t slot) const { return versions_[slot / kExtent]; }
-  struct Later {  // what is being written
-    uint32_t first, count;
-    const char* records;
-    std::shared_ptr<Written> write;
-  };
-  // What is being written of a slot; else null.
-  const Later* Leaving(uint32_t slot) const;
-  const char* RecordOf(const Later& one, uint32_t slot) const {
-    return one.records + (slot - one.first) * record_bytes_;
-  }
-  // Has writes that failed, or are of blocks of that span, be done. Throws Broken.
-  void Finish(Span span);
+  // How often its extent was written to.
+  uint32_t WritesOf(uint32_t slot) const { return writes_[slot / kExtent]; }
   uint64_t OffsetOf(uint32_t slot) const {
     return extents_[slot / kExtent].offset + uint64_t{slot % kExtent} * record_bytes_;
   }
@@ -197,19 +154,19 @@ class DiskRows {
   }
   // The extent with the fewest slots in use, of those that have any and no log is filling.
   std::optional<uint32_t> Emptiest() const;
-  // What emptying an extent gains for long, over what it costs, as log-structured file systems
-  // choose (Rosenblum and Ousterhout, 1992): what has long been there will stay so. Zero: nothing.
-  double Gain(uint32_t extent) const;
+  // The extent that is best emptied: what that gains for long, over what it costs, as
+  // log-structured file systems choose (Rosenblum and Ousterhout, 1992). What has long been there
+  // will stay so.
+  std::optional<uint32_t> Best() const;
   void OpenNext(Log log);  // Throws DiskFull.
-  void Begin(Open* open, uint32_t extent);
-  void AddExtent();  // Throws DiskFull.
+  void AddExtent();        // Throws DiskFull.
 
   DiskFile& file_;
   size_t record_bytes_;
   size_t size_ = 0;
   std::vector<Extent> extents_;
   std::vector<uint32_t> in_use_;     // slots of each, apart: all are looked through
-  std::vector<uint32_t> versions_;   // of each
+  std::vector<uint32_t> writes_;     // to each
   std::vector<uint64_t> opened_at_;  // when each was last begun, by how many had been
   uint64_t opened_ = 0;
   std::vector<uint32_t> empty_;  // extents that no log is filling
@@ -220,7 +177,6 @@ class DiskRows {
     Block bytes;
   };
   std::array<Edge, 2> edges_;
-  std::vector<Later> later_;
 };
 
 }  // namespace heterps::ps

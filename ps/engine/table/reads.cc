@@ -1,7 +1,6 @@
 #include "table/reads.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "table/hash.h"
 
@@ -14,28 +13,15 @@ uint32_t* Fetched::Entry(uint32_t slot) {
   return &places_[at];
 }
 
-Fetched::One* Fetched::New(uint32_t slot, uint32_t version, size_t size, uint64_t offset,
-                           std::shared_ptr<const void> holds) {
+void Fetched::Add(uint32_t slot, uint32_t version, size_t size, uint64_t offset) {
   if (2 * all_.size() >= places_.size()) {
     places_.assign(std::max<size_t>(64, 2 * places_.size()), 0);
     for (size_t i = 0; i < all_.size(); ++i) *Entry(all_[i].slot) = static_cast<uint32_t>(i + 1);
   }
   uint32_t* entry = Entry(slot);
-  if (*entry) return nullptr;
-  all_.emplace_back(this, offset, size, slot, version, std::move(holds));
+  if (*entry) return;
+  all_.emplace_back(this, offset, size, slot, version);
   *entry = static_cast<uint32_t>(all_.size());
-  return &all_.back();
-}
-
-void Fetched::Add(uint32_t slot, uint32_t version, size_t size, uint64_t offset,
-                  std::shared_ptr<const void> holds) {
-  New(slot, version, size, offset, std::move(holds));
-}
-
-void Fetched::AddRead(uint32_t slot, uint32_t version, const char* record,
-                      std::shared_ptr<const void> holds) {
-  One* one = New(slot, version, 0, 0, std::move(holds));
-  if (one) one->record = record, one->whole = true;
 }
 
 const char* Fetched::Find(uint32_t slot, uint32_t version) const {
@@ -48,12 +34,11 @@ const char* Fetched::Find(uint32_t slot, uint32_t version) const {
 
 void Fetched::Begin() {
   size_t total = 0;
-  for (const One& one : all_) total += one.whole ? 0 : SpanOf(one).size;
+  for (const One& one : all_) total += SpanOf(one).size;
   if (total == 0) return;
   bytes_ = BlockOf(align_, total);
   char* to = bytes_.get();
   for (One& one : all_) {
-    if (one.whole) continue;  // at hand
     const Span span = SpanOf(one);
     one.record = to + (one.offset - span.begin);
     ++left_;

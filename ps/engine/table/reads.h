@@ -6,8 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "table/aligned.h"
@@ -24,13 +22,8 @@ class Fetched {
   Fetched(const Fetched&) = delete;
   Fetched& operator=(const Fetched&) = delete;
 
-  // To be read; a slot that comes twice is read once. What `holds` is ends with all.
-  void Add(uint32_t slot, uint32_t version, size_t size, uint64_t offset,
-           std::shared_ptr<const void> holds = nullptr);
-  // A record that is at hand.
-  void AddRead(uint32_t slot, uint32_t version, const char* record,
-               std::shared_ptr<const void> holds);
-  size_t size() const { return all_.size(); }
+  // To be read; a slot that comes twice is read once.
+  void Add(uint32_t slot, uint32_t version, size_t size, uint64_t offset);
   void Begin();
   void Wait();
   // The record of a slot that is still of this version; null where there is none.
@@ -38,14 +31,8 @@ class Fetched {
 
  private:
   struct One final : Ring::Asked {
-    One(Fetched* fetched, uint64_t at, size_t bytes, uint32_t where, uint32_t when,
-        std::shared_ptr<const void> held)
-        : of(fetched),
-          offset(at),
-          size(static_cast<uint32_t>(bytes)),
-          slot(where),
-          version(when),
-          holds(std::move(held)) {}
+    One(Fetched* fetched, uint64_t at, size_t bytes, uint32_t where, uint32_t when)
+        : of(fetched), offset(at), size(static_cast<uint32_t>(bytes)), slot(where), version(when) {}
     void Done(int read) override;
 
     Fetched* of;
@@ -53,12 +40,8 @@ class Fetched {
     uint32_t size, slot, version;
     const char* record = nullptr;
     bool whole = false;
-    std::shared_ptr<const void> holds;
   };
   Span SpanOf(const One& one) const { return Around(one.offset, one.size, align_); }
-  // Another one; null where the slot has come before.
-  One* New(uint32_t slot, uint32_t version, size_t size, uint64_t offset,
-           std::shared_ptr<const void> holds);
   uint32_t* Entry(uint32_t slot);
   const uint32_t* Entry(uint32_t slot) const { return const_cast<Fetched*>(this)->Entry(slot); }
 

@@ -89,8 +89,6 @@ class alignas(64) Subtable {
   };
   void Pull(const Item* items, size_t n, const PullBatch& batch);
   void Push(const Item* items, size_t n, const PushBatch& batch);
-  // Lets go of what the disk has by now.
-  void Settle() { disk_.Settle(); }
 
   // Moves the coldest rows to disk until memory is within `bytes`. Throws DiskFull.
   void Demote(size_t bytes);
@@ -198,18 +196,12 @@ class alignas(64) Subtable {
   Record Take(char* record) const;
   void WriteRecord(char* to, uint64_t key, uint32_t generation, bool full, const Usage& usage,
                    const char* row) const;
-  // Up to how many bytes there is no need to; and then so many are left.
-  double MostBytes() const;
-  double RelievedBytes() const;
   void Relieve();  // Throws DiskFull.
   void RelieveIfRoom();
   // Moves what is left of extents with many holes together, so that they can be filled again.
   void Tidy();
-  // Has the extents be read that Tidy is to begin with, if it is to once so many rows have come.
-  void ExpectTidy(size_t coming, Fetched* to);
-  // Moves the rows of extents that begin there, of as many as have room together; whether there was
-  // any for the first.
-  bool Empty(const std::vector<uint32_t>& extents);
+  // Moves the rows of an extent that begins there; whether there was room for all.
+  bool Empty(uint32_t first);
   // Moves rows together, so that memory their neighbours have left can go.
   void Compact(uint32_t kind);
 
@@ -311,7 +303,7 @@ void Subtable::ForEachOnDisk(Visit visit) {
       throw;
     }
     extent_ = nullptr;
-    if (extent.changed) disk_.Rewrite(first, count, records.data());
+    if (extent.changed) disk_.WriteMany(first, count, records.data());
     if (!more) return;
     first += count;
   }

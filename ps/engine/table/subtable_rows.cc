@@ -22,7 +22,6 @@ float FloatAt(const char* values, size_t i) {
 
 void Subtable::Expect(const Item* items, size_t n, Fetched* to) {
   std::array<Probed, kChunk> probes;
-  disk_.Settle();
   for (size_t begin = 0; begin < n; begin += kChunk) {
     const Item* chunk = items + begin;
     const size_t count = std::min(kChunk, n - begin);
@@ -36,7 +35,6 @@ void Subtable::Expect(const Item* items, size_t n, Fetched* to) {
       });
     }
   }
-  if (to) ExpectTidy(to->size(), to);
 }
 
 void Subtable::Pull(const Item* items, size_t n, const PullBatch& batch) {

@@ -78,18 +78,12 @@ uint32_t Subtable::Promote(uint64_t key, uint64_t hash, uint32_t place, uint8_t 
   return PlaceFor(kind, slot);
 }
 
-double Subtable::MostBytes() const {
-  return kHardLimit * static_cast<double>(options_.memory_bytes) / kSubtables;
-}
-
-double Subtable::RelievedBytes() const {
-  const double room = std::max(MostBytes() - static_cast<double>(index_.bytes()), 0.0);
-  return MostBytes() - kRelieved * room;
-}
-
 void Subtable::Relieve() {
-  if (!options_.tiered() || static_cast<double>(live_bytes()) <= MostBytes()) return;
-  Demote(static_cast<size_t>(RelievedBytes()));
+  if (!options_.tiered()) return;
+  const double most = kHardLimit * static_cast<double>(options_.memory_bytes) / kSubtables;
+  if (static_cast<double>(live_bytes()) <= most) return;
+  const double room = std::max(most - static_cast<double>(index_.bytes()), 0.0);
+  Demote(static_cast<size_t>(most - kRelieved * room));
 }
 
 // A batch that has begun is finished in memory; the next one that makes rows is refused.
@@ -178,56 +172,36 @@ void Subtable::Demote(size_t bytes) {
 }
 
 void Subtable::Tidy() {
-  for (;;) {
-    const std::vector<uint32_t> extents = disk_.Sparse();
-    if (extents.empty() || !Empty(extents)) return;
+  while (const std::optional<uint32_t> first = disk_.Sparse()) {
+    if (!Empty(*first)) return;
   }
 }
 
-void Subtable::ExpectTidy(size_t coming, Fetched* to) {
-  const Pool& rows = pools_[layout_.has_lazy() ? kNarrow : kFull];
-  const auto row = static_cast<double>(rows.row_bytes() + rows.head_bytes() + 1);
-  const double bytes = static_cast<double>(live_bytes()) + static_cast<double>(coming) * row;
-  if (bytes <= MostBytes() || (bytes - RelievedBytes()) / row < disk_.room(DiskRows::kFresh))
-    return;
-  for (const uint32_t first : disk_.Sparse()) disk_.ExpectExtent(first, to);
-}
-
-bool Subtable::Empty(const std::vector<uint32_t>& extents) {
+bool Subtable::Empty(uint32_t first) {
   const size_t size = disk_.record_bytes();
-  std::vector<char> records;
+  const uint32_t count = DiskRows::Together(first);
+  std::vector<char> records(count * size);
   std::vector<std::pair<uint32_t, uint32_t>> moved;  // from, to: records of them, in order
+  moved.reserve(count);
+  disk_.ReadMany(first, count, records.data());
   bool all = true;
   try {
-    for (const uint32_t first : extents) {
-      if (!moved.empty() && !disk_.Fits(first)) break;
-      const uint32_t count = DiskRows::Together(first);
-      const size_t begin = moved.size() * size;
-      records.resize(begin + count * size);
-      moved.reserve(moved.size() + count);
-      if (const char* read = fetched_ ? disk_.FindExtent(first, *fetched_) : nullptr) {
-        std::memcpy(&records[begin], read, count * size);
-      } else {
-        disk_.ReadMany(first, count, &records[begin]);
+    for (uint32_t from = first; from < first + count; ++from) {
+      if (!disk_.used(from)) continue;
+      try {
+        disk_.MakeRoom(DiskRows::kSettled);
+      } catch (const DiskFull&) {
+        all = false;
+        break;
       }
-      for (uint32_t from = first; all && from < first + count; ++from) {
-        if (!disk_.used(from)) continue;
-        try {
-          disk_.MakeRoom(DiskRows::kSettled);
-        } catch (const DiskFull&) {
-          all = false;
-          continue;
-        }
-        SaveBefore(PlaceFor(kDisk, from));
-        char* record = &records[moved.size() * size];
-        std::memmove(record, &records[begin + (from - first) * size], size);
-        DiskRows::Head head;
-        std::memcpy(&head, record, sizeof(head));
-        head.generation = Moved(head.generation);
-        std::memcpy(record, &head, sizeof(head));
-        moved.emplace_back(from, disk_.Take(DiskRows::kSettled));
-      }
-      if (!all) break;
+      SaveBefore(PlaceFor(kDisk, from));
+      char* record = &records[moved.size() * size];
+      std::memmove(record, &records[(from - first) * size], size);
+      DiskRows::Head head;
+      std::memcpy(&head, record, sizeof(head));
+      head.generation = Moved(head.generation);
+      std::memcpy(record, &head, sizeof(head));
+      moved.emplace_back(from, disk_.Take(DiskRows::kSettled));
     }
     for (size_t i = 0, run; i < moved.size(); i += run) {
       const uint32_t to = moved[i].second;

@@ -18,7 +18,6 @@ constexpr uint64_t kTrimmedAtOnce = 1 << 20;  // rows
 constexpr size_t kParallelFrom = 16384;       // keys from which a batch is worth several threads
 constexpr size_t kParallelOnDisk = 512;       // where rows are read by two system calls each
 constexpr size_t kRange = 24576;              // keys that one of them groups at once
-constexpr size_t kWriting = 4;                // sub-tables whose writes are given time
 constexpr size_t kExpected = 512;             // keys, about, whose rows are being read from disk
 
 // Whether memory is such that what is not counted is little of it: slabs that are not full, all of
@@ -26,11 +25,6 @@ constexpr size_t kExpected = 512;             // keys, about, whose rows are bei
 bool IsAmple(const Options& options) {
   const uint64_t slabs = uint64_t{kSubtables} * Pool::kMost * options.layout.bytes(true);
   return !options.tiered() || options.memory_bytes / 16 >= slabs;
-}
-
-// Bytes beside it for rows on their way to the disk, and from there to another place of it.
-size_t Beside(const Options& options) {
-  return std::clamp<size_t>(options.memory_bytes / 32, 256 << 10, 4 << 20);
 }
 
 uint64_t LoadKey(const void* keys, size_t i, size_t key_bytes) {
@@ -77,7 +71,7 @@ Table::Table(Options options)
     : options_(std::move(options)),
       rows_(true, IsAmple(options_)),
       indices_(!IsAmple(options_), IsAmple(options_)),
-      file_(options_.directory, Beside(options_)) {
+      file_(options_.directory) {
   if (options_.tiered() && !file_.usable()) {
     throw std::invalid_argument("memory_bytes needs a directory for the rows on disk");
   }
@@ -226,7 +220,6 @@ size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint
     for_each(threads, [&](size_t) {
       if (next.load() >= kSubtables) return;
       Coming coming(file_);
-      std::deque<size_t> past;  // whose rows may be on their way to the disk
       for (;;) {
         while (coming.size() < ahead) {
           const size_t s = next.fetch_add(1);
@@ -242,11 +235,6 @@ size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint
         if (coming.size() == 0) break;
         const Coming::One one = coming.Next();
         work_at(one.subtable, one.fetched.get());
-        past.push_back(one.subtable);
-        if (past.size() <= kWriting) continue;
-        Subtable& sub = *subtables_[past.front()];
-        past.pop_front();
-        if (const std::unique_lock lock(sub.mutex, std::try_to_lock); lock) sub.Settle();
       }
     });
   }
