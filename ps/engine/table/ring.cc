@@ -74,9 +74,7 @@ void Ring::Push(What what, int fd, void* bytes, size_t size, uint64_t offset, As
   }
   io_uring_sqe& entry = static_cast<io_uring_sqe*>(entries_)[*tail_ & mask_];
   entry = {};
-  entry.opcode = what == What::kRead    ? IORING_OP_READ
-                 : what == What::kWrite ? IORING_OP_WRITE
-                                        : IORING_OP_NOP;
+  entry.opcode = what == What::kRead ? IORING_OP_READ : IORING_OP_NOP;
   entry.fd = fd;
   entry.addr = reinterpret_cast<uint64_t>(bytes);
   entry.len = static_cast<uint32_t>(size);

@@ -1,5 +1,4 @@
-// A queue of reads and writes of files that go on by themselves, many at once (io_uring). Not
-// thread-safe.
+// A queue of reads of files that go on by themselves, many at once (io_uring). Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +9,7 @@ namespace heterps::ps {
 
 class Ring {
  public:
-  enum class What { kNothing, kRead, kWrite };
+  enum class What { kNothing, kRead };
   class Asked {
    public:
     // Of so many bytes, or -errno. Another thread may call it, of those that use the ring in turns.
