@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chassis.entries import imported
 from protos.job_pb2 import JobSpec
 from workers.model.code.entry import ModelError, job_model
 from workers.profiling.look import look
@@ -100,11 +101,8 @@ def test_one_that_predicts_something_else_each_time_is_refused(tmp_path, drawn):
 def test_what_is_the_same_in_each_process_is_taken(tmp_path, drawn):
     job = job_in(tmp_path, drawn, drawn)
     look(job)
-    (module,) = (
-        m
-        for name, m in sys.modules.items()
-        if name == "model" and tmp_path / "model.py" == Path(m.__file__)
-    )
+    path = str(tmp_path / "model.py")
+    (module,) = {one for one in imported() if getattr(one, "__file__", None) == path}
     assert type(job_model(job)) is module.Net, "the modules are those of before"
 
 
