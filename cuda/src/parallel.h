@@ -56,14 +56,15 @@ void parallel_for(int64_t n, int threads, const Work& work) {
 }
 
 // Calls work(begin, end) for parts of 0 .. n that each hold at least a grain of `cost * n`, as many
-// for each thread, so that little work stays on one thread.
+// for each thread where there are enough, so that little work stays on one thread.
 template <typename Work>
 void parallel_parts(int64_t n, int64_t cost, int threads, const Work& work) {
   constexpr int64_t kGrain = 32768;
   constexpr int64_t kParts = 4;  // for each thread
-  const int64_t grains = n * cost / kGrain;
-  int64_t parts = grains < kParts * threads ? grains / threads * threads : kParts * threads;
-  if (parts < 1) parts = n > 0 ? 1 : 0;
+  int64_t parts = n * cost / kGrain;
+  if (parts > kParts * threads) parts = kParts * threads;
+  if (parts > threads) parts = parts / threads * threads;
+  if (parts < 1) parts = 1;
   if (parts > n) parts = n;
   parallel_for(parts, threads, [&](int64_t i) { work(n * i / parts, n * (i + 1) / parts); });
 }
