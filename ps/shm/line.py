@@ -92,9 +92,9 @@ class UnixServer:
             thread = threading.Thread(
                 target=self._serve, args=(connection,), name=f"{name} serves", daemon=True
             )
-            with self._lock:
+            with self._lock:  # `close` waits for a thread that it finds, which has to run
                 self._connections[connection] = thread
-            thread.start()
+                thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
         region = None

@@ -376,19 +376,22 @@ class Processes:
         if pause is None:
             entry.note = self._rule.exhausted
             return False
-        entry.restarts.append(now)
         _log.warning(
             "job %s: %s (pid %d) ended %s; it is started again with the rows it kept",
             *(entry.request.job_id, entry.label, entry.child.pid if entry.child else 0),
             describe_exit(code),
         )
-        entry.starter = threading.Thread(
-            target=copy_context().run,
-            args=(self._start_again, job, entry, pause),
-            name="start again",
-            daemon=True,
-        )
-        entry.starter.start()
+        with self._lock:  # who stops the job waits for a thread that it finds, which has to run
+            if job.stopped:
+                return False
+            entry.restarts.append(now)
+            entry.starter = threading.Thread(
+                target=copy_context().run,
+                args=(self._start_again, job, entry, pause),
+                name="start again",
+                daemon=True,
+            )
+            entry.starter.start()
         return True
 
     def _start_again(self, job: Job, entry: Entry, pause: float) -> None:

@@ -183,6 +183,27 @@ def test_a_job_that_is_stopped_gets_no_shard_back(processes: Processes, tmp_path
     assert not (tmp_path / "job" / "shards").exists()
 
 
+def test_a_job_may_be_stopped_just_as_its_shard_is_about_to_be_started_again(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about_to = threading.Event()
+    start = threading.Thread.start
+
+    def late(thread: threading.Thread) -> None:
+        if thread.name == "start again":
+            about_to.set()
+            time.sleep(0.3)
+        start(thread)
+
+    pid = launch(processes).pid
+    monkeypatch.setattr(threading.Thread, "start", late)
+    os.kill(pid, signal.SIGKILL)
+    assert about_to.wait(30)
+    processes.stop_job("job", 0, 5.0)
+    assert not processes.statuses()
+    assert not [thread for thread in threading.enumerate() if thread.name == "start again"]
+
+
 def test_a_shard_that_its_attempt_gives_up_is_not_started_again(
     processes: Processes, tmp_path: Path
 ) -> None:
