@@ -2,7 +2,8 @@
 
 The planner knows a limit of each type, not of all together. So a plan with too many units is made
 again with the limits of its types lowered in proportion, and, where that does not do, on each type
-alone; one with too few is made for a higher throughput, the lowest that asks for enough.
+alone; one with too few is made for a higher throughput, the lowest that asks for enough, and where
+that asks for too many again, on as many as there may be.
 """
 
 from collections import Counter
@@ -45,50 +46,87 @@ def plan_within(bounds: Bounds, resources: Resources, floor: float, decide: Deci
     found = decide(resources, floor, ())
     if not found.feasible or bounds.hold(found):
         return found
-    if bounds.most and units_of(found) > bounds.most:
-        better = _fewer(bounds, resources, floor, found, decide)
-        text = f"schedule.elastic.max: {bounds.most}, and no plan with so few units was found"
-    else:
-        better = _more(bounds, resources, found, decide)
-        text = f"schedule.elastic.min: {bounds.least}, and no plan with so many units was found"
-    if better is None:
-        return replace(found, plan=replace(found.plan, feasible=False, reason=text))
-    return replace(better, min_throughput=found.min_throughput)
-
-
-def _fewer(
-    bounds: Bounds, resources: Resources, floor: float, found: Decision, decide: Decide
-) -> Decision | None:
-    tried = resources
-    while found.feasible and not bounds.hold(found):
-        lowered = _lowered(tried, found, bounds.most)
-        if lowered == tried:
-            break
-        tried = lowered
-        found = decide(tried, floor, ())
-    options = [found]
-    for name in resources.names:
-        others = [other for other in resources.names if other != name]
-        options.append(decide(_limited(resources, {name: bounds.most}), floor, others))
+    last = _settled(bounds, resources, floor, found, decide)
+    options = [last]
+    if bounds.most and (units_of(found) > bounds.most or not bounds.hold(last)):
+        for name in resources.names:
+            alone = _without(decide, [other for other in resources.names if other != name])
+            first = alone(resources, floor, ())
+            options.append(_settled(bounds, resources, floor, first, alone))
     fitting = [one for one in options if one.feasible and bounds.hold(one)]
-    return min(fitting, key=lambda one: one.plan.rank, default=None)
+    if fitting:
+        best = min(fitting, key=lambda one: one.plan.rank)
+        return replace(best, min_throughput=found.min_throughput)
+    plan = replace(found.plan, feasible=False, reason=_why_none(bounds, found, last))
+    return replace(found, plan=plan)
 
 
-def _more(bounds: Bounds, resources: Resources, found: Decision, decide: Decide) -> Decision | None:
+def _settled(
+    bounds: Bounds, resources: Resources, floor: float, found: Decision, decide: Decide
+) -> Decision:
+    """The plan where bounds are kept, or from where no other was found."""
+    while found.feasible and not bounds.hold(found):
+        if units_of(found) < bounds.least:
+            found = _more(bounds, resources, found, decide)
+        if not bounds.most or units_of(found) <= bounds.most:
+            break
+        lowered = _lowered(resources, found, bounds.most)
+        if lowered == resources:
+            break
+        resources = lowered
+        found = decide(resources, floor, ())
+    return found
+
+
+def _more(bounds: Bounds, resources: Resources, found: Decision, decide: Decide) -> Decision:
+    """A plan of at least as many units, for the lowest floor that asks for them.
+
+    Where none does, that of the highest throughput.
+    """
     # Floors are aimed at with what the executor takes besides.
     share = 1 - (found.workload.overhead if found.workload is not None else 0.0)
     low, high = share * found.throughput, share * found.max_throughput * (1 - 1e-9)
     best = decide(resources, high, ())
-    if not best.feasible or units_of(best) < bounds.least:
-        return None
+    if not best.feasible:
+        return found
+    if units_of(best) < bounds.least:
+        return best
     for _ in range(_HALVINGS):
         middle = (low * high) ** 0.5
         one = decide(resources, middle, ())
         if one.feasible and units_of(one) < bounds.least:
             low = middle
-        else:
+        elif one.feasible:
             high, best = middle, one
-    return best if best.feasible and bounds.hold(best) else None
+        else:
+            high = middle
+    return best
+
+
+def _why_none(bounds: Bounds, found: Decision, last: Decision) -> str:
+    """Which key no plan was found for.
+
+    Args:
+        found: the plan without bounds.
+        last: the last one that was made within them.
+    """
+    if units_of(last) >= bounds.least or not last.feasible:
+        key = f"max: {bounds.most}, and no plan with so few units"
+    else:
+        key = f"min: {bounds.least}, and no plan with so many units"
+    text = f"schedule.elastic.{key} was found"
+    parts = last.plan.micro_batches
+    if units_of(last) < bounds.least and last.workload is not None and last.workload.micro_batches:
+        text += (
+            f": the fastest one has {units_of(last)}, as a step has {parts} "
+            f"micro-batch{'es' if parts > 1 else ''} (train.micro_batches)"
+        )
+    return text
+
+
+def _without(decide: Decide, types: Sequence[str]) -> Decide:
+    """The same without some more types."""
+    return lambda resources, floor, without: decide(resources, floor, [*without, *types])
 
 
 def _lowered(resources: Resources, found: Decision, most: int) -> Resources:

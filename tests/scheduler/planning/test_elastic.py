@@ -92,3 +92,22 @@ def test_more_than_there_are_is_refused_with_the_key(least: int) -> None:
     found = within(work, offer, 0.0, Bounds(least))
     assert not found.feasible
     assert f"schedule.elastic.min: {least}" in found.plan.reason
+
+
+@pytest.mark.parametrize("units", [1, 2, 3])
+def test_just_so_many_are_found_where_more_are_cheaper(units: int) -> None:
+    """Two of three micro-batches wait for one worker of two: three of them cost less a sample."""
+    work = workload(
+        {"cpu": cost(0.02)}, ps_core_s=1e-6, batch=96, micro_batches=3, staleness=0, samples=1000
+    )
+    found = within(work, resources(cpu=(0.05, 8)), 0.0, Bounds(units, units))
+    assert found.feasible, found.plan.reason
+    assert units_of(found) == units
+
+
+def test_micro_batches_that_no_more_units_compute_sooner_are_told() -> None:
+    work = workload({"cpu": cost(0.02)}, batch=96, micro_batches=4, staleness=0)
+    found = within(work, resources(cpu=(0.05, 8)), 0.0, Bounds(3, 3))
+    assert not found.feasible
+    assert "schedule.elastic.min: 3" in found.plan.reason
+    assert "has 2, as a step has 4 micro-batches (train.micro_batches)" in found.plan.reason
