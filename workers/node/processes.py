@@ -382,7 +382,7 @@ class Processes:
             describe_exit(code),
         )
         with self._lock:  # who stops the job waits for a thread that it finds, which has to run
-            if job.stopped:
+            if job.stopping.is_set():
                 return False
             entry.restarts.append(now)
             entry.starter = threading.Thread(
