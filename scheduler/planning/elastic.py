@@ -50,6 +50,8 @@ def plan_within(bounds: Bounds, resources: Resources, floor: float, decide: Deci
     options = [last]
     if bounds.most and (units_of(found) > bounds.most or not bounds.hold(last)):
         for name in resources.names:
+            if {*found.pin.values()} - {name}:
+                continue  # layers are pinned to others
             alone = _without(decide, [other for other in resources.names if other != name])
             first = alone(resources, floor, ())
             options.append(_settled(bounds, resources, floor, first, alone))

@@ -17,9 +17,15 @@ from tests.scheduler.instances import cost, model, resources, workload
 TIMES = st.sampled_from([0.02, 0.1, 0.5, 2.0])
 
 
-def within(work: dict[str, Any], offer: dict[str, Any], floor: float, bounds: Bounds) -> Decision:
+def within(
+    work: dict[str, Any],
+    offer: dict[str, Any],
+    floor: float,
+    bounds: Bounds,
+    pin: dict[str, str] | None = None,
+) -> Decision:
     def decide(some: Resources, aim: float, exclude: Sequence[str]) -> Decision:
-        return plan(work, some, aim or None, method="exact", exclude=exclude)
+        return plan(work, some, aim or None, method="exact", exclude=exclude, pin=pin)
 
     return plan_within(bounds, Resources.parse(offer), floor, decide)
 
@@ -111,3 +117,14 @@ def test_micro_batches_that_no_more_units_compute_sooner_are_told() -> None:
     assert not found.feasible
     assert "schedule.elastic.min: 3" in found.plan.reason
     assert "has 2, as a step has 4 micro-batches (train.micro_batches)" in found.plan.reason
+
+
+def test_layers_that_are_pinned_stay_there() -> None:
+    work = workload({"cpu": cost(2.0), "gpu": cost(2.0)}, {"cpu": cost(0.5), "gpu": cost(0.5)})
+    offer, pin = resources(cpu=(0.05, 8), gpu=(0.05, 8)), {"l0": "gpu", "l1": "cpu"}
+    found = within(work, offer, 100.0, Bounds(0, 3), pin)
+    assert found.feasible, found.plan.reason
+    assert units_of(found) <= 3
+    assert found.assignment == ("gpu", "cpu")
+    refused = within(work, offer, 300.0, Bounds(0, 3), pin)
+    assert "schedule.elastic.max: 3" in refused.plan.reason
