@@ -120,8 +120,8 @@ def _why_none(bounds: Bounds, found: Decision, last: Decision) -> str:
     parts = last.plan.micro_batches
     if units_of(last) < bounds.least and last.workload is not None and last.workload.micro_batches:
         text += (
-            f": the fastest one has {units_of(last)}, as a step has {parts} "
-            f"micro-batch{'es' if parts > 1 else ''} (train.micro_batches)"
+            f": the fastest one has {units_of(last)}, with {parts} "
+            f"micro-batch{'es' if parts > 1 else ''} a step (train.micro_batches)"
         )
     return text
 

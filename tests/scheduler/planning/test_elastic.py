@@ -116,7 +116,7 @@ def test_micro_batches_that_no_more_units_compute_sooner_are_told() -> None:
     found = within(work, resources(cpu=(0.05, 8)), 0.0, Bounds(3, 3))
     assert not found.feasible
     assert "schedule.elastic.min: 3" in found.plan.reason
-    assert "has 2, as a step has 4 micro-batches (train.micro_batches)" in found.plan.reason
+    assert "has 2, with 4 micro-batches a step (train.micro_batches)" in found.plan.reason
 
 
 def test_layers_that_are_pinned_stay_there() -> None:
