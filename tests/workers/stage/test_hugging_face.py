@@ -71,6 +71,15 @@ def llama(**settings):
     return the("LlamaForCausalLM")(the("LlamaConfig")(**{**SIZES, **settings}))
 
 
+def granite_moe(**settings):
+    few = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    return the("GraniteMoeForCausalLM")(the("GraniteMoeConfig")(**{**SIZES, **few, **settings}))
+
+
+def answers():
+    return the("LlamaForQuestionAnswering")(the("LlamaConfig")(**SIZES))
+
+
 def built(make, **settings):
     def build():
         torch.manual_seed(5)
@@ -131,10 +140,10 @@ PLANS = {"alone": ([-1], [1]), "stages": ([2, -1], [1, 1]), "workers": ([-1], [2
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("make", [bert, distilbert, llama, gpt2])
+@pytest.mark.parametrize("make", [bert, distilbert, llama, gpt2, granite_moe])
 def test_a_model_trains_as_by_itself(job, make, plan):
     """To 1e-5 over 30 steps, of masked lists of tokens, a decoder by the mean over all tokens."""
-    of_text = make in (llama, gpt2)
+    of_text = make in (llama, gpt2, granite_moe)
     if of_text:
         job.data.label, job.train.loss = "ids", "next_token"
     build = built(make, tie_word_embeddings=False) if of_text else built(make)
@@ -162,6 +171,21 @@ def test_blocks_that_compute_twice_train_as_by_themselves(job):
     workers, batches = trained(job, build, [3, 5], [1, 1])
     _, losses = plain(built(llama, tie_word_embeddings=False), batches)
     assert workers[-1][0].executor.progress.losses == pytest.approx(losses, rel=1e-5)
+
+
+def test_a_head_hands_on_that_its_body_keeps_no_cache(job):
+    torch.manual_seed(5)
+    model = answers()
+    traced = TracedModel(HuggingFace(model, ["start_logits", "end_logits"]), inputs_of(job.data))
+    ids = torch.randint(1, WORDS, (6, LENGTH))
+    values, last = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, len(traced.layers)
+    expected = model(**values)
+    for first, until in ((0, 1), (2, last - 1)):
+        stage = traced.stage(first, until)
+        results = stage.module(*(values[name] for name in stage.inputs))
+        values = dict(zip(stage.outputs, results, strict=True))
+    found = sorted(value.detach().sum().item() for value in values.values())
+    assert found == sorted(expected[name].sum().item() for name in ("start_logits", "end_logits"))
 
 
 def test_dropout_is_on_in_training_whatever_mode_it_came_in_and_follows_from_the_seed(job):

@@ -16,7 +16,8 @@ from workers.model.module.inputs import ALWAYS
 
 _LOGITS: Final = "logits"
 _IDS, _MASK = "input_ids", "attention_mask"
-_NOT_GIVEN = ("labels", "past_key_values", "use_cache", "return_dict")  # inputs that are no data
+_CACHING = "use_cache"
+_NOT_GIVEN = ("labels", "past_key_values", "cache", _CACHING, "return_dict")  # they are no data
 _log = logging.getLogger("heterps.stage")
 
 
@@ -45,8 +46,12 @@ class HuggingFace(Followed):
         self.model = model
         self._outputs = outputs
         taken = inspect.signature(model.forward).parameters
-        self._takes = tuple(name for name in taken if name not in _NOT_GIVEN)
-        self._settings = {"use_cache": False} if "use_cache" in taken else {}
+        hands_on = [name for name, one in taken.items() if one.kind is one.VAR_KEYWORD]
+        self._takes = tuple(name for name in taken if name not in (*_NOT_GIVEN, *hands_on))
+        # A head may hand it on to its body, which has it.
+        body = getattr(model, "base_model", model) if hands_on else model
+        caches = _CACHING in {*taken, *inspect.signature(body.forward).parameters}
+        self._settings = {_CACHING: False} if caches else {}
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
         """The named outputs, [B, …] each."""
