@@ -79,10 +79,14 @@ def of_checkpoint(path: Path, names: str, layers: str | None = None) -> list[Sou
             the checkpoint's own, such as "blocks.{}.moe". None keeps what comes before `.experts`.
 
     Raises:
-        ExpertFileError: a file is damaged, or an expert or a part of one is missing.
+        ExpertFileError: a file is damaged, an expert or a part of one is missing, or experts of a
+            family have more than these three weights or, by the folder's config.json, another
+            activation.
     """
     if names not in FAMILIES:
         raise ExpertFileError(f"names: expected one of {', '.join(FAMILIES)}, got {names!r}")
+    if names in NAMES:
+        _check_activation(path / "config.json")
     stored = _stored(path)
     made = _stacked(stored) if names == "heterps" else _family(stored, NAMES[names], path)
     if not made:
@@ -90,13 +94,35 @@ def of_checkpoint(path: Path, names: str, layers: str | None = None) -> list[Sou
     return [Source(_named(one.layer, layers, path), one.expert) for one in made]
 
 
+def _check_activation(config: Path) -> None:
+    """Refuse a family's checkpoint that says of itself that its experts are no SwiGLU ones."""
+    if not config.is_file():
+        return
+    told = json.loads(config.read_text()).get("hidden_act", "silu")
+    if told not in ("silu", "swish"):
+        raise ExpertFileError(
+            f"{config}: hidden_act: expected silu, which packed experts compute with, got {told!r}"
+        )
+
+
 def _family(stored: dict[str, Stored], parts: tuple[str, str, str], path: Path) -> list[Source]:
-    pattern = re.compile(rf"(.+)\.experts\.(\d+)\.({'|'.join(parts)})\.weight")
+    pattern = re.compile(r"(.+)\.experts\.(\d+)\.(.+)")
+    weights = {f"{part}.weight": part for part in parts}
     layers: dict[str, dict[int, dict[str, Stored]]] = {}
+    others = []
     for name, one in stored.items():
         if match := pattern.fullmatch(name):
+            if match[3] not in weights:
+                others.append((match[1], one))
+                continue
             expert = layers.setdefault(match[1], {}).setdefault(int(match[2]), {})
-            expert[match[3]] = one
+            expert[weights[match[3]]] = one
+    for base, one in others:
+        if base in layers:
+            raise ExpertFileError(
+                f"{one.path}: {one.name}: an expert would be packed without it; expected "
+                f"{', '.join(weights)} alone"
+            )
     return [_of_family(base, layers[base], parts, path) for base in sorted(layers, key=_natural)]
 
 

@@ -244,6 +244,21 @@ def test_what_a_checkpoint_lacks_is_told(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
+def test_experts_that_are_no_plain_swiglu_are_refused(tmp_path: Path) -> None:
+    weights = {f"m.0.experts.0.{part}.weight": torch.zeros(2, 2) for part in ("w1", "w2", "w3")}
+    elsewhere = {"m.0.gate.bias": torch.zeros(1), "m.1.experts.0.bias": torch.zeros(1)}
+    path, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    save_file(weights | elsewhere, path)
+    config.write_text('{"hidden_act": "gelu"}')
+    with pytest.raises(ExpertFileError, match=r"hidden_act: expected silu, .* got 'gelu'"):
+        pack_experts(tmp_path, tmp_path / "experts", names="mixtral")
+    config.write_text('{"hidden_act": "silu"}')
+    assert pack_experts(tmp_path, tmp_path / "experts", names="mixtral")
+    save_file(weights | {"m.0.experts.0.w1.bias": torch.ones(2)}, path)
+    with pytest.raises(ExpertFileError, match=r"m\.0\.experts\.0\.w1\.bias: an expert would be"):
+        pack_experts(tmp_path, tmp_path / "other", names="mixtral")
+
+
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 200 << 10) as disk:
         path = disk.path / "experts"
