@@ -99,6 +99,7 @@ def _predict(
         predictor = predictor_of(load(folder))
         encoder = predictor.encoder()
         kept = rows.check(paths, encoder, keep)
+        file.check(kept)
         columns = list(dict.fromkeys([*encoder.columns, *keep]))
         blocks = rows.blocks_of_files(paths, columns, encoder)
         parts = rows.in_batches(blocks, encoder, kept, batch or predictor.batch_rows)

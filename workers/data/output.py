@@ -56,6 +56,20 @@ class OutputFile:
         """Whether it is CSV or TSV."""
         return self._ending in _SEPARATORS
 
+    def check(self, kept: pa.Schema) -> None:
+        """Look at the columns that are carried over.
+
+        Raises:
+            DataError: one cannot be written to text, such as lists.
+        """
+        for field in kept if self.text else ():
+            try:
+                pa.csv.write_csv(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                expected = "plain values in text, or a .parquet file"
+                key = f"--keep {field.name}"
+                raise DataError(str(self._target), key, str(field.type), expected) from None
+
     def write(self, table: pa.Table) -> None:
         """Add rows; all tables have the same columns."""
         if self._writer is None:

@@ -247,8 +247,9 @@ def test_what_does_not_fit_is_told_before_anything_is_written(heads, capsys, tmp
         with pytest.raises(DataError, match=told.split(":")[0]):
             heterps.load(model).predict(changed)
     good = tmp_path / "good.parquet"
-    data.to_parquet(good, index=False)
+    data.assign(tags=[[1, 2]] * len(data)).to_parquet(good, index=False)
     for more, told in (
+        (("-o", "-", "--keep", "tags"), "--keep tags: got 'list<element: int64>', expected plain"),
         (("-o", target, "--keep", "idd"), "did you mean 'id'?"),
         (("-o", good), "another file than those that are read"),
         (("-o", tmp_path / "a.xlsx"), "expected a file ending in .parquet, .csv or .tsv"),
