@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/artifacts.proto\x12\nheterps.v1\"\x1c\n\nHasRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\",\n\x08HasReply\x12\x0c\n\x04here\x18\x01 \x01(\x08\x12\x12\n\ncode_limit\x18\x02 \x01(\x04\"H\n\tPutHeader\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06job_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\"?\n\x08PutChunk\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.heterps.v1.PutHeader\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x1b\n\x08PutReply\x12\x0f\n\x07\x63reated\x18\x01 \x01(\x08\"R\n\x12GetArtifactRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"<\n\rArtifactChunk\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"&\n\x14ListArtifactsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"7\n\x08\x41rtifact\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"9\n\x12ListArtifactsReply\x12#\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x14.heterps.v1.Artifact\"6\n\x16RemoveArtifactsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\'\n\x14RemoveArtifactsReply\x12\x0f\n\x07removed\x18\x01 \x01(\r2\xd3\x02\n\tArtifacts\x12\x33\n\x03Has\x12\x16.heterps.v1.HasRequest\x1a\x14.heterps.v1.HasReply\x12\x33\n\x03Put\x12\x14.heterps.v1.PutChunk\x1a\x14.heterps.v1.PutReply(\x01\x12\x42\n\x03Get\x12\x1e.heterps.v1.GetArtifactRequest\x1a\x19.heterps.v1.ArtifactChunk0\x01\x12H\n\x04List\x12 .heterps.v1.ListArtifactsRequest\x1a\x1e.heterps.v1.ListArtifactsReply\x12N\n\x06Remove\x12\".heterps.v1.RemoveArtifactsRequest\x1a .heterps.v1.RemoveArtifactsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/artifacts.proto\x12\nheterps.v1\"*\n\nHasRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04room\x18\x02 \x01(\x04\",\n\x08HasReply\x12\x0c\n\x04here\x18\x01 \x01(\x08\x12\x12\n\ncode_limit\x18\x02 \x01(\x04\"H\n\tPutHeader\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06job_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\"?\n\x08PutChunk\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.heterps.v1.PutHeader\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x1b\n\x08PutReply\x12\x0f\n\x07\x63reated\x18\x01 \x01(\x08\"R\n\x12GetArtifactRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"<\n\rArtifactChunk\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"&\n\x14ListArtifactsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"7\n\x08\x41rtifact\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"9\n\x12ListArtifactsReply\x12#\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x14.heterps.v1.Artifact\"6\n\x16RemoveArtifactsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\'\n\x14RemoveArtifactsReply\x12\x0f\n\x07removed\x18\x01 \x01(\r2\xd3\x02\n\tArtifacts\x12\x33\n\x03Has\x12\x16.heterps.v1.HasRequest\x1a\x14.heterps.v1.HasReply\x12\x33\n\x03Put\x12\x14.heterps.v1.PutChunk\x1a\x14.heterps.v1.PutReply(\x01\x12\x42\n\x03Get\x12\x1e.heterps.v1.GetArtifactRequest\x1a\x19.heterps.v1.ArtifactChunk0\x01\x12H\n\x04List\x12 .heterps.v1.ListArtifactsRequest\x1a\x1e.heterps.v1.ListArtifactsReply\x12N\n\x06Remove\x12\".heterps.v1.RemoveArtifactsRequest\x1a .heterps.v1.RemoveArtifactsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,29 +32,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.artifacts_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HASREQUEST']._serialized_start=38
-  _globals['_HASREQUEST']._serialized_end=66
-  _globals['_HASREPLY']._serialized_start=68
-  _globals['_HASREPLY']._serialized_end=112
-  _globals['_PUTHEADER']._serialized_start=114
-  _globals['_PUTHEADER']._serialized_end=186
-  _globals['_PUTCHUNK']._serialized_start=188
-  _globals['_PUTCHUNK']._serialized_end=251
-  _globals['_PUTREPLY']._serialized_start=253
-  _globals['_PUTREPLY']._serialized_end=280
-  _globals['_GETARTIFACTREQUEST']._serialized_start=282
-  _globals['_GETARTIFACTREQUEST']._serialized_end=364
-  _globals['_ARTIFACTCHUNK']._serialized_start=366
-  _globals['_ARTIFACTCHUNK']._serialized_end=426
-  _globals['_LISTARTIFACTSREQUEST']._serialized_start=428
-  _globals['_LISTARTIFACTSREQUEST']._serialized_end=466
-  _globals['_ARTIFACT']._serialized_start=468
-  _globals['_ARTIFACT']._serialized_end=523
-  _globals['_LISTARTIFACTSREPLY']._serialized_start=525
-  _globals['_LISTARTIFACTSREPLY']._serialized_end=582
-  _globals['_REMOVEARTIFACTSREQUEST']._serialized_start=584
-  _globals['_REMOVEARTIFACTSREQUEST']._serialized_end=638
-  _globals['_REMOVEARTIFACTSREPLY']._serialized_start=640
-  _globals['_REMOVEARTIFACTSREPLY']._serialized_end=679
-  _globals['_ARTIFACTS']._serialized_start=682
-  _globals['_ARTIFACTS']._serialized_end=1021
+  _globals['_HASREQUEST']._serialized_end=80
+  _globals['_HASREPLY']._serialized_start=82
+  _globals['_HASREPLY']._serialized_end=126
+  _globals['_PUTHEADER']._serialized_start=128
+  _globals['_PUTHEADER']._serialized_end=200
+  _globals['_PUTCHUNK']._serialized_start=202
+  _globals['_PUTCHUNK']._serialized_end=265
+  _globals['_PUTREPLY']._serialized_start=267
+  _globals['_PUTREPLY']._serialized_end=294
+  _globals['_GETARTIFACTREQUEST']._serialized_start=296
+  _globals['_GETARTIFACTREQUEST']._serialized_end=378
+  _globals['_ARTIFACTCHUNK']._serialized_start=380
+  _globals['_ARTIFACTCHUNK']._serialized_end=440
+  _globals['_LISTARTIFACTSREQUEST']._serialized_start=442
+  _globals['_LISTARTIFACTSREQUEST']._serialized_end=480
+  _globals['_ARTIFACT']._serialized_start=482
+  _globals['_ARTIFACT']._serialized_end=537
+  _globals['_LISTARTIFACTSREPLY']._serialized_start=539
+  _globals['_LISTARTIFACTSREPLY']._serialized_end=596
+  _globals['_REMOVEARTIFACTSREQUEST']._serialized_start=598
+  _globals['_REMOVEARTIFACTSREQUEST']._serialized_end=652
+  _globals['_REMOVEARTIFACTSREPLY']._serialized_start=654
+  _globals['_REMOVEARTIFACTSREPLY']._serialized_end=693
+  _globals['_ARTIFACTS']._serialized_start=696
+  _globals['_ARTIFACTS']._serialized_end=1035
 # @@protoc_insertion_point(module_scope)

@@ -69,7 +69,7 @@ class ArtifactsServicer:
     """
 
     def Has(self, request, context):
-        """Whether content is here, and how much may be sent.
+        """Whether content is here, and how much may be sent. Refused where there is no room.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

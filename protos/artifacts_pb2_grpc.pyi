@@ -36,7 +36,7 @@ class ArtifactsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ArtifactsAsyncStub: ...
     Has: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.HasRequest, _artifacts_pb2.HasReply]
-    """Whether content is here, and how much may be sent."""
+    """Whether content is here, and how much may be sent. Refused where there is no room."""
     Put: _grpc.StreamUnaryMultiCallable[_artifacts_pb2.PutChunk, _artifacts_pb2.PutReply]
     """Keeps content. The first message has the header, all may have bytes; sending it again changes
     nothing.
@@ -56,7 +56,7 @@ class ArtifactsAsyncStub(ArtifactsStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Has: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.HasRequest, _artifacts_pb2.HasReply]  # type: ignore[assignment]
-    """Whether content is here, and how much may be sent."""
+    """Whether content is here, and how much may be sent. Refused where there is no room."""
     Put: _aio.StreamUnaryMultiCallable[_artifacts_pb2.PutChunk, _artifacts_pb2.PutReply]  # type: ignore[assignment]
     """Keeps content. The first message has the header, all may have bytes; sending it again changes
     nothing.
@@ -79,7 +79,7 @@ class ArtifactsServicer(metaclass=_abc_1.ABCMeta):
         request: _artifacts_pb2.HasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_artifacts_pb2.HasReply, _abc.Awaitable[_artifacts_pb2.HasReply]]:
-        """Whether content is here, and how much may be sent."""
+        """Whether content is here, and how much may be sent. Refused where there is no room."""
 
     @_abc_1.abstractmethod
     def Put(

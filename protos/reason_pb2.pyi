@@ -38,7 +38,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     HOLD_ENDED: _Reason.ValueType  # 21
     """the cut was given up, as nobody was heard of"""
     DISK_FULL: _Reason.ValueType  # 22
-    """no room on a disk that the shard writes to"""
+    """no room on a disk that the shard, or scheduler, writes to"""
     STORE_UNREACHABLE: _Reason.ValueType  # 3
     """Of a scheduler.
     it answers, its Redis does not
@@ -86,7 +86,7 @@ SAVE_REPLACED: Reason.ValueType  # 20
 HOLD_ENDED: Reason.ValueType  # 21
 """the cut was given up, as nobody was heard of"""
 DISK_FULL: Reason.ValueType  # 22
-"""no room on a disk that the shard writes to"""
+"""no room on a disk that the shard, or scheduler, writes to"""
 STORE_UNREACHABLE: Reason.ValueType  # 3
 """Of a scheduler.
 it answers, its Redis does not

@@ -3,6 +3,7 @@
 Every shard sends its own files, so they meet in one place; a client fetches them from there.
 """
 
+import errno
 import io
 import tempfile
 import threading
@@ -17,11 +18,13 @@ from chassis.transfer import Content, deadline_s, send
 from protos.artifacts_pb2 import (
     Artifact,
     GetArtifactRequest,
+    HasRequest,
     ListArtifactsRequest,
     RemoveArtifactsRequest,
 )
 from protos.artifacts_pb2_grpc import ArtifactsStub
 from protos.naming import KEPT, kept_place
+from protos.reason_pb2 import DISK_FULL
 from ps.checkpoint.store import Written
 from ps.errors import CheckpointError
 
@@ -69,8 +72,16 @@ class ArtifactStore:
                     retry_s=_RETRY_S,
                 )
             except RpcError as error:
-                raise OSError(str(error)) from None
+                raise _as_of_a_disk(error) from None
         return Written(content.bytes, content.digest)
+
+    def require_room(self, size: int) -> None:
+        """See that so many bytes would be taken now.
+
+        Raises:
+            OSError: they would not.
+        """
+        self._call(self._stub.Has, HasRequest(room=size), f"keep {size:,} bytes or more")
 
     def replace(self, name: str, data: bytes | memoryview) -> None:
         """See Store."""
@@ -116,10 +127,16 @@ class ArtifactStore:
                 retry_s=_RETRY_S,
             )
         except RpcError as error:
-            raise OSError(str(error)) from None
+            raise _as_of_a_disk(error) from None
 
     def _what(self, purpose: str) -> str:
         return f"scheduler {self._address}: files of job {self._job_id}: {purpose}"
+
+
+def _as_of_a_disk(error: RpcError) -> OSError:
+    """The error that a disk of this machine's own would give."""
+    full = error.reason == DISK_FULL
+    return OSError(errno.ENOSPC, str(error)) if full else OSError(str(error))
 
 
 class _Reading(io.RawIOBase):

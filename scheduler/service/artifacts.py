@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,6 +103,16 @@ class Artifacts:
                 self._awaited[digest] = time.time()
             return here
 
+    def require_room(self, size: int) -> None:
+        """See that so many bytes are taken, before they are there.
+
+        Raises:
+            FullError: there is no room for them.
+        """
+        if size:
+            with self._lock:
+                self._make_room(size)
+
     def receive(self, digest: str, size: int, chunks: Iterator[bytes]) -> bool:
         """Keep content under its digest; False when it was here already.
 
@@ -138,11 +148,10 @@ class Artifacts:
         with self._lock:
             if digest not in self._sizes:
                 raise MissingError(f"content {digest[:80]!r}: not here; send it first")
-            files = self._jobs.setdefault(job_id, {})
+            files = self._jobs.get(job_id, {})
             before = files.get(name)
-            files[name] = Kept(digest, self._sizes[digest])
+            self._keep(job_id, files | {name: Kept(digest, self._sizes[digest])})
             self._awaited.pop(digest, None)
-            self._write_job(job_id)
             if before is not None:
                 self._forget([before.digest])
 
@@ -160,9 +169,8 @@ class Artifacts:
             for name in names:
                 if name not in files:
                     raise MissingError(f"job {source}: no file {name!r} is kept of it")
-            own = self._jobs.setdefault(job_id, {})
-            own |= {new: files[name] for name, new in names.items()}
-            self._write_job(job_id)
+            lent = {new: files[name] for name, new in names.items()}
+            self._keep(job_id, self._jobs.get(job_id, {}) | lent)
 
     def begin(self, job_id: str) -> None:
         """Forget the files of an earlier job of that id: the next one may be another user's."""
@@ -211,8 +219,8 @@ class Artifacts:
             gone = [one for one in files if one == name or one.startswith(f"{name}/")]
             digests = [files.pop(one).digest for one in gone]
             if gone:
-                self._write_job(job_id)
-                self._forget(digests)
+                self._forget(digests)  # on a full disk this makes the room for what follows
+                self._keep(job_id, files)
             return len(gone)
 
     def sweep(self) -> int:
@@ -234,28 +242,52 @@ class Artifacts:
                 self._reserved -= size
 
     def _make_room(self, size: int) -> None:
-        """Let go of what nobody names, then of the files of jobs that ended, the oldest first."""
+        """Let go of what nobody names, then of the files of jobs that ended, the oldest first.
+
+        Raises:
+            FullError: that is not enough, for the limit or for the disk.
+        """
         if size > self._limit:
             raise FullError(
                 f"{size} bytes: the scheduler keeps at most {self._limit} in all "
                 "(--artifacts-limit); name a folder or URL as `output` in the job file"
             )
         self.sweep()
-        oldest = sorted(self._jobs, key=self._written_at)
-        for job_id in oldest:
-            if self.total_bytes + self._reserved + size <= self._limit:
+        if not self._lacks(size):
+            return
+        ended = [one for one in sorted(self._jobs, key=self._written_at) if self._is_over(one)]
+        staying = self._digests({*self._jobs} - {*ended})
+        spare = sum(self._sizes.get(one, 0) for one in self._digests(ended) - staying)
+        if lacking := self._lacks(size, spare):  # what would not do need not go
+            raise FullError(f"{size} bytes: no room, {lacking}")
+        for job_id in ended:
+            if not self._lacks(size):
                 return
-            if self._is_over(job_id):
-                _log.warning("the files of job %s go: room is needed for others", job_id)
-                digests = [kept.digest for kept in self._jobs.pop(job_id).values()]
-                (self._names / f"{job_id}.json").unlink(missing_ok=True)
-                self._forget(digests)
-        taken = self.total_bytes + self._reserved
+            _log.warning("the files of job %s go: room is needed for others", job_id)
+            digests = [kept.digest for kept in self._jobs.pop(job_id).values()]
+            (self._names / f"{job_id}.json").unlink(missing_ok=True)
+            self._forget(digests)
+
+    def _lacks(self, size: int, spare: int = 0) -> str:
+        """What so many bytes more would exceed, in words; empty: nothing.
+
+        Args:
+            spare: bytes that may go before.
+        """
+        taken = self.total_bytes + self._reserved - spare
         if taken + size > self._limit:
-            raise FullError(
-                f"{size} bytes: no room, {taken} of {self._limit} are taken by jobs that have not "
-                "ended (--artifacts-limit)"
+            return (
+                f"{taken} of {self._limit} are taken by jobs that have not ended "
+                "(--artifacts-limit)"
             )
+        disk = os.statvfs(self._content)
+        free = disk.f_bavail * disk.f_frsize + spare
+        if disk.f_blocks and free < size:
+            return f"the scheduler's disk has {free}; name a place as `output` in the job file"
+        return ""
+
+    def _digests(self, jobs: Iterable[str]) -> set[str]:
+        return {kept.digest for job_id in jobs for kept in self._jobs[job_id].values()}
 
     def _forget(self, digests: list[str]) -> None:
         """Remove those that no job names, unless a job that names one may be on its way."""
@@ -288,9 +320,10 @@ class Artifacts:
                 "on its way, or the digest is of something else"
             )
 
-    def _write_job(self, job_id: str) -> None:
-        files = {name: asdict(kept) for name, kept in self._jobs.get(job_id, {}).items()}
-        replace_file(self._names / f"{job_id}.json", json.dumps(files, indent=1) + "\n")
+    def _keep(self, job_id: str, files: dict[str, Kept]) -> None:
+        told = {name: asdict(kept) for name, kept in files.items()}
+        replace_file(self._names / f"{job_id}.json", json.dumps(told, indent=1) + "\n")
+        self._jobs[job_id] = files  # only what is on the disk
 
     def _written_at(self, job_id: str) -> float:
         with suppress(OSError):

@@ -1,5 +1,6 @@
 """The gRPC service of what travels with jobs."""
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from typing import NoReturn
 
 import grpc
 
+from chassis.refusal import refuse
 from chassis.roles import Role
 from protos.artifacts_pb2 import (
     Artifact,
@@ -23,6 +25,7 @@ from protos.artifacts_pb2 import (
     RemoveArtifactsRequest,
 )
 from protos.artifacts_pb2_grpc import ArtifactsServicer
+from protos.reason_pb2 import DISK_FULL
 from scheduler.service.access import Access, refuse_job
 from scheduler.service.artifacts import (
     ArtifactError,
@@ -56,6 +59,8 @@ class ArtifactsService(ArtifactsServicer):
 
     def Has(self, request: HasRequest, context: grpc.ServicerContext) -> HasReply:  # noqa: N802
         """Whether content is here, and how much may be sent."""
+        with _refusing(context):
+            self._artifacts.require_room(request.room)
         here = bool(request.digest) and self._artifacts.has(request.digest)
         return HasReply(here=here, code_limit=self._artifacts.code_limit_bytes)
 
@@ -157,12 +162,14 @@ def _refusing(context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
     except FullError as error:
-        _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
+        refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)[:2000], DISK_FULL)
     except MissingError as error:
         _abort(context, grpc.StatusCode.NOT_FOUND, error)
     except ArtifactError as error:
         _abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)[:2000], DISK_FULL)
         _log.exception("artifacts")
         _abort(context, grpc.StatusCode.INTERNAL, error)
 

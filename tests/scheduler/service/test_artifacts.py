@@ -1,9 +1,11 @@
 """What travels with jobs: kept by content, named by job, within a limit; over real gRPC."""
 
+import errno
 import hashlib
 import io
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,13 @@ from protos.artifacts_pb2 import (
     RemoveArtifactsRequest,
 )
 from protos.artifacts_pb2_grpc import ArtifactsStub, add_ArtifactsServicer_to_server
+from protos.naming import KEPT
+from ps.checkpoint.artifact_store import ArtifactStore
 from scheduler.service import artifacts as module
 from scheduler.service.access import Access
 from scheduler.service.artifacts import ArtifactError, Artifacts, FullError, MissingError
 from scheduler.service.artifacts_service import ArtifactsService
+from tests.disks import small_disk
 
 RUNNING = {"a", "b", "c"}
 
@@ -132,17 +137,66 @@ def test_a_new_job_of_an_old_id_has_none_of_its_files(tmp_path):
     assert Artifacts(tmp_path, is_over).files("a") == {}, "nor after a restart"
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[tuple[ArtifactsStub, Artifacts]]:
-    kept = Artifacts(tmp_path / "kept", is_over, code_limit_bytes=3 << 20)
+def test_on_a_full_disk_jobs_that_ended_make_room_where_that_does(tmp_path):
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        kept = Artifacts(disk.path, is_over)
+        for job_id, size in (("old", 600_000), ("a", 100_000)):
+            keep(kept, os.urandom(size), job_id, "model")
+        with pytest.raises(FullError, match="the scheduler's disk has"):
+            kept.require_room(1_100_000)
+        assert set(kept.files("old")) == {"model"}, "without it there is no room either"
+        keep(kept, os.urandom(700_000), "b", "model")
+        assert kept.files("old") == {}
+        assert set(kept.files("a")) == {"model"}
+
+
+@contextmanager
+def serving(kept: Artifacts) -> Iterator[str]:
     server = Server("scheduler")
     access = Access(server.callers, lambda job_id: None)
     files = ArtifactsService(kept, is_over, access)
     server.add(add_ArtifactsServicer_to_server, files, "heterps.v1.Artifacts")
     server.start()
-    with connect(server.address) as channel:
-        yield ArtifactsStub(channel), kept
+    yield server.address
     server.stop(0.1)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[tuple[ArtifactsStub, Artifacts]]:
+    kept = Artifacts(tmp_path / "kept", is_over, code_limit_bytes=3 << 20)
+    with serving(kept) as address, connect(address) as channel:
+        yield ArtifactsStub(channel), kept
+
+
+def test_a_full_disk_of_the_scheduler_is_told_as_one_of_the_machines_own(tmp_path):
+    with ExitStack() as stack:
+        disk = stack.enter_context(small_disk(tmp_path / "disk", 1 << 20))
+        address = stack.enter_context(serving(Artifacts(disk.path, is_over)))
+        store = ArtifactStore(f"{KEPT}{address}/a/tables")
+        store.require_room(100_000)
+        store.write("x.rows", [os.urandom(100_000)])
+        for refused in (
+            lambda: store.require_room(1 << 20),
+            lambda: store.write("y.rows", [os.urandom(1 << 20)]),
+        ):
+            with pytest.raises(OSError, match=f"scheduler {address}: .* no room") as full:
+                refused()
+            assert full.value.errno == errno.ENOSPC
+        disk.fill()
+        with pytest.raises(OSError, match="job a") as full:  # its name takes some
+            store.write("z.rows", [b""])
+        assert full.value.errno == errno.ENOSPC
+        assert store.entries() == ["x.rows"], "what could not be kept is not there"
+        store.remove("x.rows")
+        assert store.entries() == []
+
+
+def test_what_lies_there_for_the_limit_is_told_likewise(tmp_path):
+    with serving(Artifacts(tmp_path, is_over, limit_bytes=1000)) as address:
+        store = ArtifactStore(f"{KEPT}{address}/a")
+        with pytest.raises(OSError, match="--artifacts-limit") as full:
+            store.require_room(1001)
+        assert full.value.errno == errno.ENOSPC
 
 
 def test_code_goes_there_and_back(service, tmp_path):

@@ -26,6 +26,7 @@ from chassis.entries import modules_of
 from chassis.files import open_regular, replace_file
 from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, table_prefix
+from ps.checkpoint.artifact_store import ArtifactStore
 from ps.checkpoint.manifest import is_checkpoint
 from ps.checkpoint.places import open_store
 from ps.checkpoint.sealed import seal
@@ -53,7 +54,7 @@ _NO_ANSWER = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # file systems that
 def saved_model(output: str, attempt: int, generation: int) -> "SavedModel | KeptModel":
     """The model to write at a folder, or with the scheduler."""
     if output.startswith(KEPT):
-        return KeptModel(open_store(output))
+        return KeptModel(ArtifactStore(output))
     return SavedModel(output, attempt, generation)
 
 
@@ -130,11 +131,16 @@ class SavedModel:
 class KeptModel:
     """The files that the scheduler keeps: machines without a common disk meet there."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ArtifactStore) -> None:
         self._store = store
 
     def require_room(self, size: int) -> None:
-        """The scheduler makes room when it is sent."""
+        """See that the scheduler takes so many bytes more, before they have been computed.
+
+        Raises:
+            OSError: it does not.
+        """
+        self._store.require_room(max(size, _LEAST_BYTES))
 
     def abandon(self) -> None:
         """What was sent goes when room is needed."""
