@@ -73,7 +73,8 @@ def export(saved: Saved, kind: str, target: Path, sample: str = "") -> Exported:
         sample: a file with rows to trace with, at least five; rows are made up unless given.
 
     Raises:
-        ExportError: it cannot be traced, or gives something else than the model.
+        ExportError: it cannot be traced, gives something else than the model, or has experts that
+            take what depends on how many samples are in the batch.
         ModelError, CheckpointError, DataError: the model or the sample cannot be read.
     """
     from ps import export_checkpoint
@@ -81,6 +82,7 @@ def export(saved: Saved, kind: str, target: Path, sample: str = "") -> Exported:
     if kind == ONNX:
         _need_onnx()
     model = opened(saved)
+    _check_experts(model)
     batches = _batches(model, sample)
     part = dense_part(model, [name for name in batches[0] if name not in ALWAYS])
     partial = target.with_name(f".{target.stem}.partial-{os.getpid()}{target.suffix}")
@@ -108,6 +110,19 @@ def export(saved: Saved, kind: str, target: Path, sample: str = "") -> Exported:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
     return made
+
+
+def _check_experts(model: nn.Module) -> None:
+    for name, layer in model.named_modules():
+        if isinstance(layer, MoE) and (
+            layer.capacity_factor is not None or layer.gate.sets_capacity
+        ):
+            raise ExportError(
+                f"{name!r} is a MoE whose experts take no more than a share of the batch's "
+                "samples, however many these are, which a program cannot; expected "
+                "capacity_factor=None, and another gate than expert_choice, or heterps.load(…) to "
+                "predict with it"
+            )
 
 
 def _described(one: Mapping[str, Any], saved: Saved) -> dict[str, Any]:

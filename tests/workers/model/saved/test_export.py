@@ -62,6 +62,16 @@ class Prototypes(Experts):
         super().__init__()
         self.experts = MoE(11, experts=4, hidden=6, k=2, gate="prototype")
 
+class Limited(Experts):
+    def __init__(self):
+        super().__init__()
+        self.experts = MoE(11, experts=4, hidden=6, k=2, capacity_factor=1.25)
+
+class ExpertChoice(Experts):
+    def __init__(self):
+        super().__init__()
+        self.experts = MoE(11, experts=4, hidden=6, k=2, gate="expert_choice")
+
 class Fixed(Model):
     def forward(self, sparse, dense):
         return super().forward(sparse, dense)["click"].reshape(3)
@@ -248,6 +258,15 @@ def test_a_mixture_of_experts_runs_where_we_are_not(entry, tmp_path):
         "assert not {'heterps', 'workers'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize("entry", ["Limited", "ExpertChoice"])
+def test_experts_that_take_a_share_of_the_batch_are_refused_by_name(entry, tmp_path, capsys):
+    saved(tmp_path, entry)
+    out = str(tmp_path / "out")
+    assert cli.main(["export", out, "--torch", str(tmp_path / "it.pt2")]) == 2
+    assert "'experts' is a MoE whose experts take no more than a share" in capsys.readouterr().err
+    assert not (tmp_path / "it.pt2").exists()
 
 
 def test_an_export_that_fails_leaves_no_program_beside_rows_of_another_model(tmp_path, capsys):
