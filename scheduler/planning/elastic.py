@@ -132,11 +132,19 @@ def _without(decide: Decide, types: Sequence[str]) -> Decide:
 
 
 def _lowered(resources: Resources, found: Decision, most: int) -> Resources:
-    """Limits that leave each type its share of `most` units, besides the parameter server's."""
+    """Limits that leave each type its share of `most` units, besides the parameter server's.
+
+    What is left over of shares goes to the type that has the most to do for a unit.
+    """
     units: Counter[str] = Counter()
+    work: dict[str, float] = dict.fromkeys((stage.type for stage in found.stages), 0.0)
     for stage in found.stages:
         units[stage.type] += stage.units
+        work[stage.type] += stage.busy_s * stage.units
     limits = {name: max(1, k * most // units.total()) for name, k in units.items()}
+    for _ in range(most - sum(limits.values())):
+        busiest = max(limits, key=lambda name: work[name] / limits[name])
+        limits[busiest] += 1
     if found.workload is not None and found.workload.ps_type in limits:
         limits[found.workload.ps_type] += found.plan.ps_units
     return _limited(resources, limits)

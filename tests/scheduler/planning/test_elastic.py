@@ -119,6 +119,16 @@ def test_micro_batches_that_no_more_units_compute_sooner_are_told() -> None:
     assert "has 2, with 4 micro-batches a step (train.micro_batches)" in found.plan.reason
 
 
+@pytest.mark.parametrize("first", [2.0, 0.5])
+def test_units_that_no_share_has_go_where_they_are_needed(first: float) -> None:
+    """Four units, two of each type, are made three: of shares alone one of each would be left."""
+    rows = [{"cpu": cost(first)}, {"gpu": cost(1.0)}]
+    work = workload(*rows, batch=96, micro_batches=4, staleness=0)
+    found = within(work, resources(cpu=(0.05, 4), gpu=(0.05, 4)), 0.0, Bounds(3, 3))
+    assert found.feasible, found.plan.reason
+    assert [stage.units for stage in found.stages] == ([2, 1] if first > 1 else [1, 2])
+
+
 def test_layers_that_are_pinned_stay_there() -> None:
     work = workload({"cpu": cost(2.0), "gpu": cost(2.0)}, {"cpu": cost(0.5), "gpu": cost(0.5)})
     offer, pin = resources(cpu=(0.05, 8), gpu=(0.05, 8)), {"l0": "gpu", "l1": "cpu"}
