@@ -96,22 +96,22 @@ class Run(ABC):
 
 
 class HeterPS(Run):
-    """router_logits, route, choice_weights, routed_ffn."""
+    """topk_ffn; of prototypes router_logits, group, routed_ffn."""
 
     def logits(self, x: Tensor) -> Tensor:
         return ops.router_logits(x, self.router) + self.problem.bias
 
     def layer(self, x: Tensor) -> Tensor:
-        logits, k = self.logits(x), self.problem.k
-        if self.problem.prototypes:
-            groups = logits.reshape(len(x) * k, -1)
-            best = ops.route(groups.detach(), 1).chosen
-            first = torch.arange(k, device=x.device, dtype=torch.int32) * groups.shape[1]
-            routing = ops.group(best.reshape(-1, k) + first, logits.shape[1])
-            weights = groups.softmax(dim=1).gather(1, best.long()).reshape(-1, k)
-        else:
-            routing = ops.route(logits.detach(), k)
-            weights = ops.choice_weights(logits, routing.chosen)
+        k = self.problem.k
+        if not self.problem.prototypes:
+            bias = self.problem.bias
+            return ops.topk_ffn(x, self.router, k, *self.weights, "swiglu", bias)[0]
+        logits = self.logits(x)
+        groups = logits.reshape(len(x) * k, -1)
+        best = ops.route(groups.detach(), 1).chosen
+        first = torch.arange(k, device=x.device, dtype=torch.int32) * groups.shape[1]
+        routing = ops.group(best.reshape(-1, k) + first, logits.shape[1])
+        weights = groups.softmax(dim=1).gather(1, best.long()).reshape(-1, k)
         return ops.routed_ffn(x, routing, weights, *self.weights, "swiglu")
 
 

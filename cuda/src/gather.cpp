@@ -47,15 +47,20 @@ Sum<T> dot(const T* a, const T* b, int64_t n) {
   return sum;
 }
 
+// Which pair a row is of.
+int64_t pair_of(const GatherShape& shape, const int64_t* order, int64_t row) {
+  if (order[row] < 0) throw std::out_of_range("order holds a negative index");
+  check_below(order[row], shape.tokens * shape.k, "order");
+  return order[row];
+}
+
 template <typename T>
 void gather_rows(const GatherShape& shape, const T* x, const Sum<T>* w, const int64_t* order,
                  T* rows, int threads) {
   const int64_t dim = shape.dim;
   parallel_parts(shape.rows, dim, threads, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
-      const int64_t pair = order[p];
-      if (pair < 0) throw std::out_of_range("order holds a negative index");
-      check_below(pair, shape.tokens * shape.k, "order");
+      const int64_t pair = pair_of(shape, order, p);
       const T* source = x + pair / shape.k * dim;
       T* to = rows + p * dim;
       if (w == nullptr) {
@@ -108,6 +113,18 @@ void gather_dot(const GatherShape& shape, const T* x, const T* rows, const int64
   });
 }
 
+template <typename T>
+void rows_dot(const GatherShape& shape, const T* x, const T* rows, const int64_t* order, Sum<T>* w,
+              int threads) {
+  const int64_t dim = shape.dim;
+  parallel_parts(shape.rows, dim, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t pair = pair_of(shape, order, p);
+      w[pair] = dot(x + pair / shape.k * dim, rows + p * dim, dim);
+    }
+  });
+}
+
 // Calls `work` with a null pointer of the element type.
 template <typename Work>
 void dispatch(DType dtype, const Work& work) {
@@ -146,6 +163,14 @@ void gather_dot_cpu(const GatherShape& shape, DType dtype, const void* x, const 
   dispatch(dtype, [&]<typename T>(T*) {
     gather_dot(shape, static_cast<const T*>(x), static_cast<const T*>(rows), inverse,
                static_cast<Sum<T>*>(w), threads);
+  });
+}
+
+void rows_dot_cpu(const GatherShape& shape, DType dtype, const void* x, const void* rows,
+                  const int64_t* order, void* w, int threads) {
+  dispatch(dtype, [&]<typename T>(T*) {
+    rows_dot(shape, static_cast<const T*>(x), static_cast<const T*>(rows), order,
+             static_cast<Sum<T>*>(w), threads);
   });
 }
 

@@ -122,18 +122,6 @@ class Scratch {
   char* next_;
 };
 
-FfnBlocks blocks_of_this_cpu(DType dtype) {
-#ifdef HETERPS_X86_KERNELS
-  static const bool avx512 =
-      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (avx512) return ffn_blocks_avx512(dtype);
-  if (avx2) return ffn_blocks_avx2(dtype);
-#endif
-  return ffn_blocks_portable(dtype);
-}
-
 int64_t bytes_of(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:
@@ -158,7 +146,7 @@ struct Work {
       : shape(shape),
         dtype(dtype),
         threads(threads),
-        kernels(blocks_of_this_cpu(dtype)),
+        kernels(ffn_blocks_of_this_cpu(dtype)),
         item(bytes_of(dtype)),
         spare(rounded(kernels.scratch_bytes(shape, kMostRows))) {}
 
@@ -183,6 +171,15 @@ struct Work {
     gather_rows_cpu({tokens->tokens, end - begin, tokens->k, shape.dim}, dtype, from,
                     weighted ? tokens->weights : nullptr, tokens->order + begin, to, on);
     return to;
+  }
+
+  // The gradients of the weights that rows begin .. end were taken with.
+  void weights_of(const FfnArrays& arrays, const FfnGradients& gradients, int64_t begin,
+                  int64_t end, int on = 1) const {
+    if (gradients.weights == nullptr) return;
+    const FfnTokens& tokens = *arrays.tokens;
+    rows_dot_cpu({tokens.tokens, end - begin, tokens.k, shape.dim}, dtype, gradients.out,
+                 at(arrays.out, begin, shape.dim), tokens.order + begin, gradients.weights, on);
   }
 };
 
@@ -213,6 +210,7 @@ void backward_group(const Work& work, const FfnArrays& arrays, const FfnGradient
   const int64_t gathered = arrays.tokens == nullptr ? 0 : work.size(rows, shape.dim);
   const int64_t act = work.size(rows, shape.hidden), pre = work.size(rows, shape.inner());
   Scratch scratch(work.spare + act + pre + 2 * gathered);
+  work.weights_of(arrays, gradients, begin, end);
   void* spare = scratch.take(work.spare);
   FfnArrays own = arrays;
   own.act = scratch.take(act);
@@ -251,6 +249,18 @@ bool by_groups(const Work& work, const int64_t* offsets) {
 }
 
 }  // namespace
+
+FfnBlocks ffn_blocks_of_this_cpu(DType dtype) {
+#ifdef HETERPS_X86_KERNELS
+  static const bool avx512 =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (avx512) return ffn_blocks_avx512(dtype);
+  if (avx2) return ffn_blocks_avx2(dtype);
+#endif
+  return ffn_blocks_portable(dtype);
+}
 
 void grouped_ffn_cpu(const FfnShape& shape, DType dtype, const FfnArrays& arrays, int threads) {
   check_offsets(shape, arrays.offsets);
@@ -302,6 +312,7 @@ void grouped_ffn_backward_cpu(const FfnShape& shape, DType dtype, const FfnArray
                  [&](int64_t e) { backward_group(work, arrays, gradients, e); });
     return;
   }
+  work.weights_of(arrays, gradients, 0, shape.rows, threads);
   const Memory act = memory_of(work.size(shape.rows, shape.hidden));
   const Memory pre = memory_of(work.size(shape.rows, shape.inner()));
   const int64_t gathered = arrays.tokens == nullptr ? 0 : work.size(shape.rows, shape.dim);

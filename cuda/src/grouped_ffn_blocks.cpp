@@ -189,11 +189,27 @@ void weight_strip(const FfnShape& shape, const FfnArrays& arrays, const FfnGradi
 }
 
 template <typename Tile, typename T>
+void dense_product(const DenseProduct& p, void* memory) {
+  using S = Sum<T>;
+  S* spare = static_cast<S*>(memory);
+  if constexpr (std::is_same_v<T, S>) {
+    if (p.few) {
+      multiply_dots<Tile>(p.m, p.n, p.depth, in<T>(p.a), p.a_row, in<T>(p.b), p.b_column,
+                          static_cast<T*>(p.to), p.width);
+      return;
+    }
+  }
+  product<Tile>(p.m, p.n, p.depth, Matrix<T>{in<T>(p.a), p.a_row, p.a_column},
+                Matrix<T>{in<T>(p.b), p.b_row, p.b_column}, static_cast<T*>(p.to), p.width,
+                spare + multiply_scratch<Tile, S>(p.m), spare);
+}
+
+template <typename Tile, typename T>
 FfnBlocks blocks_for() {
   return {scratch_bytes<Tile, T>,  act_bytes<T>,
           first_step<Tile, T>,     second_step<Tile, T>,
           backward_first<Tile, T>, backward_second<Tile, T>,
-          weight_strip<Tile, T>};
+          weight_strip<Tile, T>,   dense_product<Tile, T>};
 }
 
 template <typename Tile>

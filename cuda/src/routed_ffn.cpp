@@ -1,5 +1,7 @@
 #include "heterps/routed_ffn.h"
 
+#include <cstring>
+
 #include "heterps/gather.h"
 
 namespace heterps {
@@ -22,9 +24,9 @@ void routed_ffn_cpu(const FfnShape& shape, DType dtype, const RoutedArrays& arra
 void routed_ffn_backward_cpu(const FfnShape& shape, DType dtype, const RoutedArrays& arrays,
                              const RoutedGradients& gradients, int threads) {
   const GatherShape gather = gather_shape(shape, *arrays.ffn.tokens);
-  if (gradients.weights != nullptr) {
-    gather_dot_cpu(gather, dtype, gradients.ffn.out, arrays.ffn.out, arrays.inverse,
-                   gradients.weights, threads);
+  const int64_t pairs = gather.tokens * gather.k;
+  if (gradients.ffn.weights != nullptr && gather.rows < pairs) {  // some were dropped
+    std::memset(gradients.ffn.weights, 0, pairs * (dtype == DType::kFloat64 ? 8 : 4));
   }
   grouped_ffn_backward_cpu(shape, dtype, arrays.ffn, gradients.ffn, threads);
   if (gradients.x != nullptr) {

@@ -255,6 +255,29 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(function, (x, *rest))
 
 
+@pytest.mark.parametrize("capacity", [None, 9])
+def test_a_graph_that_is_kept_gives_the_same_gradients_again(capacity: int | None) -> None:
+    """What the forward gave is written over by the last to differentiate alone."""
+    x, routing, weights, w1, w2 = case(90, 8, 3, 1, capacity=capacity)
+    out = ops.routed_ffn(x, routing, weights, w1, w2, "swiglu")
+    inputs, direction = (x, weights, w1, w2), torch.linspace(-1, 1, out.numel()).view_as(out)
+    found = [
+        torch.autograd.grad(out, inputs, direction, retain_graph=keep)
+        for keep in (True, True, False)
+    ]
+    for again in found[1:]:
+        assert all(map(torch.equal, found[0], again))
+
+
+def test_what_an_op_gave_is_not_written_over() -> None:
+    x, routing, weights, w1, w2 = case(30, 4, 2, 0)
+    routed = routing.order, routing.inverse, routing.offsets
+    out, rows, *_ = module._routed_ffn.op(x, weights, *routed, w1, w2, "swiglu", True)
+    before = rows.clone()
+    torch.autograd.grad(out, (x, weights, w1, w2), torch.ones_like(out))
+    assert torch.equal(rows, before)
+
+
 def test_opcheck_and_one_graph() -> None:
     x, routing, weights, w1, w2 = inputs = case(9, 4, 2, 0)
     routed = routing.order, routing.inverse, routing.offsets

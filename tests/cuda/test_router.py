@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.cuda.guarded import Guarded
 from workers import ops
+from workers.ops import _ops
 from workers.ops.router import _router_backward, _router_logits
 
 
@@ -17,7 +19,9 @@ def case(tokens: int, dim: int, experts: int, device: str = "cpu") -> tuple[Tens
 
 
 def distance(mine: Tensor, exact: Tensor) -> float:
-    return float((mine.double() - exact).norm() / exact.norm().clamp(min=1e-30))
+    return float(
+        (mine.detach().double() - exact.detach()).norm() / exact.detach().norm().clamp(min=1e-30)
+    )
 
 
 def check(x: Tensor, weight: Tensor, grad: Tensor) -> None:
@@ -58,10 +62,62 @@ def test_logits_are_wide_whatever_the_tokens(dtype: torch.dtype) -> None:
     logits = ops.router_logits(x, weight)
     wide = torch.promote_types(dtype, torch.float32)
     assert logits.dtype == wide
-    assert torch.equal(logits, x.to(wide) @ weight.to(wide).t())
+    torch.testing.assert_close(logits, x.to(wide) @ weight.to(wide).t())
     of_x, of_weight = torch.autograd.grad(logits, (x, weight), grad.to(wide))
     assert of_x.dtype == dtype
     assert of_weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("tokens", "dim", "experts"),
+    [(0, 8, 4), (1, 1, 1), (15, 300, 70), (16, 300, 70), (257, 96, 64), (1000, 33, 5)],
+)
+def test_float32_on_a_cpu_is_as_good_as_float32(
+    tokens: int, dim: int, experts: int, threads: int
+) -> None:
+    x, weight, grad = case(tokens, dim, experts)
+    x, weight = (x.float() + 0.001).requires_grad_(), weight.requires_grad_()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        logits = ops.router_logits(x, weight)
+        found = logits, *torch.autograd.grad(logits, (x, weight), grad)
+        torch.set_num_threads(1)
+        logits = ops.router_logits(x, weight)
+        assert torch.equal(logits, found[0])
+        same = torch.autograd.grad(logits, (x, weight), grad)
+        assert all(map(torch.equal, same, found[1:]))
+    finally:
+        torch.set_num_threads(before)
+    wide, of, by = x.double(), weight.double(), grad.double()
+    for mine, exact in zip(found, (wide @ of.t(), by @ of, by.t() @ wide), strict=True):
+        assert distance(mine, exact) < 1e-6
+
+
+def test_logits_of_a_token_do_not_depend_on_those_beside_it() -> None:
+    x, weight, _ = case(400, 96, 20)
+    x = x.float()
+    logits = ops.router_logits(x, weight)
+    for begin, end in ((0, 16), (7, 40), (200, 400)):
+        assert torch.equal(ops.router_logits(x[begin:end], weight), logits[begin:end])
+
+
+def test_kernels_write_their_outputs_alone() -> None:
+    x, weight, grad = case(20, 33, 7)
+    x = x.float()
+    guarded = Guarded()
+    logits, of_x, of_weight = (guarded.output(*shape) for shape in ((20, 7), (20, 33), (7, 33)))
+    _ops.router_logits(x, weight, None, logits)
+    of_x.fill_(1)
+    _ops.router_backward(grad, x, weight, of_x, of_weight)
+    guarded.check(all_written=True)
+    torch.testing.assert_close(of_x, 1 + grad @ weight)
+    for wrong in (weight[:, 1:].contiguous(), weight.double()):
+        with pytest.raises(ValueError, match="weight: expected"):
+            _ops.router_logits(x, wrong, None, logits)
+    with pytest.raises(ValueError, match="bias: expected"):
+        _ops.router_logits(x, weight, grad[0, 1:].contiguous(), logits)
 
 
 def test_no_tokens() -> None:

@@ -77,10 +77,21 @@ class TopK(ScoreGate):
         logits_TE = self.logits(x_TD)
         routing = ops.route(logits_TE.detach().float(), self.k)
         weights_TK = self.choice_weights(logits_TE, routing.chosen)
+        balance = self.balance(logits_TE, routing, balance_weight)
+        return Decision(routing, weights_TK, logits_TE, *balance)
+
+    @property
+    def by_softmax(self) -> bool:
+        """Whether it is what `ops.topk_ffn` has for a gate."""
+        return type(self) is TopK and self.score == "softmax" and self.renormalise
+
+    def balance(
+        self, logits_TE: Tensor, routing: ops.Routing, balance_weight: float
+    ) -> tuple[Tensor, Tensor]:
+        """(mean probability [E], weighted balance loss)."""
         probability_E = mean_over_tokens(self.shares(logits_TE))
         share_E = share(routing, logits_TE.dtype)
-        balance = switch_balance(share_E, probability_E, balance_weight)
-        return Decision(routing, weights_TK, logits_TE, probability_E, balance)
+        return probability_E, switch_balance(share_E, probability_E, balance_weight)
 
 
 class Switch(TopK):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from workers.learning.reduction import tag
 from workers.moe.config import MoEConfig
 from workers.moe.gate import require
 from workers.moe.gates import Decision, make_gate
+from workers.moe.gates_topk import TopK
 from workers.moe.group import ExpertGroup
 from workers.moe.made import empty_experts
 from workers.moe.parallel import ExpertParallel, ParallelStats, Weights
@@ -190,21 +191,7 @@ class MoE(nn.Module):
         """Tokens [T, D] -> [T, D] of the same type; sets `aux_loss` and `load`."""
         if x_TD.dim() != 2 or x_TD.shape[1] != self.dim:
             raise ValueError(f"MoE: x: expected [tokens, {self.dim}], got {list(x_TD.shape)}")
-        decision: Decision = self.gate(x_TD, self.balance_weight)
-        routing = decision.routing
-        sent = routing.order.shape[0]
-        self.load = routing.counts
-        if self.capacity_factor is not None:
-            share = x_TD.shape[0] * self.k / self.num_experts
-            routing = self.gate.limit(routing, math.ceil(self.capacity_factor * share))
-        self._note(decision, sent, routing.order.shape[0])
-        if self.parallel is None and self.outside is None and self.experts is None:
-            experts = self.w1, self.w2, self.activation
-            out_TD = ops.routed_ffn(x_TD, routing, decision.weights, *experts)
-        else:
-            rows_RD = ops.gather_rows(x_TD, routing)
-            rows_RD = self._run_rows(rows_RD, routing)
-            out_TD = ops.gather_sum(rows_RD, routing, decision.weights)
+        out_TD = self._run_whole(x_TD) if self._is_whole(x_TD) else self._run(x_TD)
         for output in self._run_shared(x_TD):
             out_TD = out_TD + output
         return out_TD
@@ -217,15 +204,65 @@ class MoE(nn.Module):
         parallel = self.parallel.stats if self.parallel else None
         return MoEStats(self.load, self._dropped, entropy, imbalance, parallel)
 
-    def _note(self, decision: Decision, sent: int, kept: int) -> None:
-        self.aux_loss = decision.balance
+    def _is_whole(self, x_TD: Tensor) -> bool:
+        """Whether gate and experts are what one op computes, with nobody looking in between."""
+        return (
+            isinstance(self.gate, TopK)
+            and self.gate.by_softmax
+            and not (self.gate._forward_hooks or self.gate._forward_pre_hooks)
+            and self._has_stacked
+            and self.capacity_factor is None
+            and x_TD.dtype == torch.float32
+            and not torch.is_autocast_enabled(x_TD.device.type)
+        )
+
+    @property
+    def _has_stacked(self) -> bool:
+        """Whether all experts are here, in `w1` and `w2`."""
+        return self.parallel is None and self.outside is None and self.experts is None
+
+    def _run_whole(self, x_TD: Tensor) -> Tensor:
+        """To the bit what `_run` gives, of whose ops each takes as long as some experts."""
+        gate, experts = cast(TopK, self.gate), (self.w1, self.w2, self.activation)
+        out_TD, logits_TE, routing = ops.topk_ffn(x_TD, gate.weight, self.k, *experts)
+        about = gate.balance(logits_TE, routing, self.balance_weight)
+        self._note(routing, routing, logits_TE, *about)
+        return out_TD
+
+    def _run(self, x_TD: Tensor) -> Tensor:
+        x_TD = x_TD.view_as(x_TD)  # its gradients of here are summed before those of elsewhere
+        decision: Decision = self.gate(x_TD, self.balance_weight)
+        routing = decision.routing
+        if self.capacity_factor is not None:
+            share = x_TD.shape[0] * self.k / self.num_experts
+            routing = self.gate.limit(routing, math.ceil(self.capacity_factor * share))
+        about = decision.logits, decision.probability, decision.balance
+        self._note(decision.routing, routing, *about)
+        if self._has_stacked:
+            experts = self.w1, self.w2, self.activation
+            return ops.routed_ffn(x_TD, routing, decision.weights, *experts)
+        rows_RD = ops.gather_rows(x_TD, routing)
+        rows_RD = self._run_rows(rows_RD, routing)
+        return ops.gather_sum(rows_RD, routing, decision.weights)
+
+    def _note(
+        self,
+        sent: ops.Routing,
+        kept: ops.Routing,
+        logits_TE: Tensor,
+        probability_E: Tensor,
+        balance: Tensor,
+    ) -> None:
+        self.load = sent.counts
+        self.aux_loss = balance
         if self.z_weight:
-            squares_T = decision.logits.logsumexp(dim=1).square()
+            squares_T = logits_TE.logsumexp(dim=1).square()
             self.aux_loss = self.aux_loss + self.z_weight * squares_T.sum() / max(
                 1, squares_T.shape[0]
             )
-        self._probability = decision.probability.detach()
-        self._dropped = (sent - kept) / max(1, sent)
+        self._probability = probability_E.detach()
+        pairs = sent.order.shape[0]
+        self._dropped = (pairs - kept.order.shape[0]) / max(1, pairs)
 
     def _run_rows(self, rows_RD: Tensor, routing: ops.Routing) -> Tensor:
         if self.parallel is None:

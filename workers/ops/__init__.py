@@ -9,6 +9,7 @@ from workers.ops.quantize import dequantize_rows, quantize_rows
 from workers.ops.route import Routing, group, route
 from workers.ops.routed_ffn import routed_ffn
 from workers.ops.router import router_logits
+from workers.ops.topk_ffn import topk_ffn
 
 __all__ = [
     "FfnAt",
@@ -27,4 +28,5 @@ __all__ = [
     "route",
     "routed_ffn",
     "router_logits",
+    "topk_ffn",
 ]

@@ -92,6 +92,17 @@ def routed_ffn_backward(
     grad_w2: Tensor | None,
     threads: int = 1,
 ) -> None: ...
+def router_logits(
+    x: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor, threads: int = 1
+) -> None: ...
+def router_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    grad_x: Tensor | None,
+    grad_weight: Tensor | None,
+    threads: int = 1,
+) -> None: ...
 def grouped_ffn_at(
     rows: Tensor,
     offsets: Tensor,

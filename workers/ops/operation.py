@@ -36,13 +36,12 @@ class Operation:
 
     def __call__(self, *inputs: Any) -> Any:
         """What the kernel gives."""
-        if not torch.compiler.is_compiling() and self._kernel is not None and _plain(inputs):
-            if not torch.is_grad_enabled() or not any(
-                type(x) in _TENSORS and x.requires_grad for x in inputs
-            ):
+        if self._kernel is not None and not torch.compiler.is_compiling() and plain(inputs):
+            if not differentiated(inputs):
                 return self._kernel(*inputs)
             if self._function is not None:
-                return self._function.apply(*inputs)
+                # Past what serves transforms and the other form of `Function`.
+                return super(Function, self._function).apply(*inputs)  # type: ignore[misc]
         return self.op(*inputs)
 
     def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,7 +52,7 @@ class Operation:
     def register_autograd(
         self, backward: Callable[..., Any], *, setup_context: Callable[..., None]
     ) -> None:
-        """As `torch.library.register_autograd`."""
+        """As `torch.library.register_autograd`; `ctx` has `plain` if the call was a plain one."""
         self.op.register_autograd(backward, setup_context=setup_context)
         kernel = self._kernel
         if kernel is None:
@@ -61,6 +60,7 @@ class Operation:
 
         def forward(ctx: Any, *inputs: Any) -> Any:
             output = kernel(*inputs)
+            ctx.plain = True
             setup_context(ctx, inputs, output)
             return output
 
@@ -75,7 +75,12 @@ def operation(
     return lambda kernel: Operation(name, kernel, mutates_args)
 
 
-def _plain(inputs: tuple[Any, ...]) -> bool:
+def differentiated(inputs: tuple[Any, ...]) -> bool:
+    """Whether autograd has to know of a call with these."""
+    return torch.is_grad_enabled() and any(type(x) in _TENSORS and x.requires_grad for x in inputs)
+
+
+def plain(inputs: tuple[Any, ...]) -> bool:
     """Whether nothing but autograd has to know of a call with these."""
     for x in inputs:
         if type(x) in _TENSORS:

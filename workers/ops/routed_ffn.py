@@ -17,7 +17,7 @@ from workers.ops import _ops
 from workers.ops.gather import gather_rows, gather_sum
 from workers.ops.grouped_ffn import ACTIVATIONS, backend_for, grouped_ffn
 from workers.ops.native import native, native_for, on_cuda
-from workers.ops.operation import operation
+from workers.ops.operation import differentiated, operation, plain
 from workers.ops.route import Routing
 
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -90,6 +90,29 @@ def _routed_ffn_backward(
     of_weights: bool,
     of_experts: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    spare = torch.empty_like(rows) if of_x else rows
+    rest = order, inverse, offsets, rows, pre, w1, w2, activation, of_x, of_weights, of_experts
+    return routed_gradients(spare, grad, x, weights, *rest)
+
+
+def routed_gradients(
+    spare: Tensor,
+    grad: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    rows: Tensor,
+    pre: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    activation: str,
+    of_x: bool,
+    of_weights: bool,
+    of_experts: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same; `spare` [R, D] is written, and may be `rows` if these are not needed again."""
     gradients: _Four = _empty(x, weights, w1, w2, of_x, of_weights, of_experts)
     _ops.routed_ffn_backward(
         native(grad),
@@ -103,7 +126,7 @@ def _routed_ffn_backward(
         native(w1),
         native(w2),
         ACTIVATIONS.index(activation),
-        torch.empty_like(rows) if of_x else None,
+        spare if of_x else None,
         gradients[0] if of_x else None,
         gradients[1] if of_weights else None,
         gradients[2] if of_experts else None,
@@ -157,10 +180,12 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor 
     if grad is None:
         return (None,) * 9
     of_x, of_weights, of_w1, of_w2 = (ctx.needs_input_grad[i] for i in (0, 1, 5, 6))
-    of_experts = of_w1 or of_w2
-    grads = _routed_ffn_backward(
-        grad, *ctx.saved_tensors, ctx.activation, of_x, of_weights, of_experts
-    )
+    saved = ctx.saved_tensors
+    inputs = (grad, *saved, ctx.activation, of_x, of_weights, of_w1 or of_w2)
+    if hasattr(ctx, "plain") and is_last() and plain(inputs) and not differentiated(inputs):
+        grads = routed_gradients(saved[5], *inputs)
+    else:
+        grads = _routed_ffn_backward(*inputs)
     return (
         grads[0] if of_x else None,
         grads[1] if of_weights else None,
@@ -171,10 +196,19 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor 
     )
 
 
+def is_last() -> bool:
+    """Whether the backward under way is the last of its graph.
+
+    Of a plain call nobody else has the rows that were kept: their memory, which is in the cache,
+    then serves for the gradients of rows.
+    """
+    return not torch._C._autograd._get_current_graph_task_keep_graph()
+
+
 _routed_ffn.register_autograd(_backward, setup_context=_save)
 
 
-def _as_one(x: Tensor, w1: Tensor, w2: Tensor) -> bool:
+def as_one(x: Tensor, w1: Tensor, w2: Tensor) -> bool:
     """Whether one kernel serves these tensors."""
     if x.device.type != "cpu" or on_cuda(x) or not native_for(x):
         return False
@@ -210,7 +244,7 @@ def routed_ffn(
         ValueError: shapes or dtypes that do not fit.
         IndexError: a routing that does not fit.
     """
-    if not _as_one(x_TD, w1, w2) or activation not in ACTIVATIONS:
+    if not as_one(x_TD, w1, w2) or activation not in ACTIVATIONS:
         rows_RD = gather_rows(x_TD, routing)
         rows_RD = grouped_ffn(rows_RD, routing.offsets, w1, w2, activation)
         return gather_sum(rows_RD, routing, weights_TK)

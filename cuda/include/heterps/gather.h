@@ -30,6 +30,10 @@ void gather_sum_cpu(const GatherShape& shape, DType dtype, const void* rows, con
 void gather_dot_cpu(const GatherShape& shape, DType dtype, const void* x, const void* rows,
                     const int64_t* inverse, void* w, int threads);
 
+// gather_dot of these rows alone, which need not be all: it writes no other element of `w`.
+void rows_dot_cpu(const GatherShape& shape, DType dtype, const void* x, const void* rows,
+                  const int64_t* order, void* w, int threads);
+
 // Enqueue on `stream` (a cudaStream_t); do not synchronise, do not check indices. The rows of
 // gather_rows are found by the inverse of `order`, which has each of them once.
 void gather_rows_cuda(const GatherShape& shape, DType dtype, const void* x, const void* w,

@@ -58,6 +58,9 @@ struct FfnGradients {
   void* rows;       // [rows, D], null: not wanted
   void* w1;         // [groups, D, inner], null together with w2: not wanted
   void* w2;         // [groups, H, D]
+  // Of the weights of tokens, where rows come from tokens: [tokens, k], of pairs that have a row,
+  // by what the forward gave in FfnArrays::out, whose place `rows` may take. Null: not wanted.
+  void* weights = nullptr;
 };
 
 // Throw std::out_of_range unless offsets ascend from 0 to `rows`, and for an `order` out of range.

@@ -18,7 +18,6 @@ struct RoutedArrays {
 struct RoutedGradients {
   FfnGradients ffn;  // its `out` is [tokens, D], its `rows` is scratch: null if x is null
   void* x;           // [tokens, D]; null: not wanted
-  void* weights;     // [tokens, k]; null: not wanted
 };
 
 // Both throw std::out_of_range for offsets, `order` or `inverse` out of range.

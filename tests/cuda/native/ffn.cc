@@ -1,4 +1,4 @@
-// grouped_ffn on arrays that end where their memory does, compared with loops in double. To be
+// grouped_ffn, and a router's products, on arrays that end where their memory does, compared with loops in double. To be
 // built with a sanitizer, for one instruction set: the portable one is what no machine that has
 // another chooses by itself.
 #include <algorithm>
@@ -9,6 +9,7 @@
 
 #include "arrays.h"
 #include "heterps/grouped_ffn.h"
+#include "heterps/router.h"
 
 namespace {
 
@@ -127,9 +128,41 @@ void all_of(DType dtype, double tolerance) {
   ffn<T>(dtype, kRelu, {5, 270}, 12, 24, tolerance);
 }
 
+void router(int64_t tokens, int64_t dim, int64_t experts, int threads) {
+  const auto x = random<float>(tokens * dim), w = random<float>(experts * dim);
+  const auto bias = random<float>(experts), grad = random<float>(tokens * experts);
+  std::vector<float> logits(tokens * experts), of_x(tokens * dim, 1), of_w(experts * dim);
+  router_logits_cpu({tokens, dim, experts}, x.data(), w.data(), bias.data(), logits.data(),
+                    threads);
+  router_backward_cpu({tokens, dim, experts}, grad.data(), x.data(), w.data(),
+                      {of_x.data(), of_w.data()}, threads);
+  std::vector<double> out(tokens * experts), to_x(tokens * dim, 1), to_w(experts * dim, 0);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t e = 0; e < experts; ++e) {
+      out[t * experts + e] = bias[e];
+      const double g = grad[t * experts + e];
+      for (int64_t d = 0; d < dim; ++d) {
+        out[t * experts + e] += static_cast<double>(x[t * dim + d]) * w[e * dim + d];
+        to_x[t * dim + d] += g * w[e * dim + d];
+        to_w[e * dim + d] += g * x[t * dim + d];
+      }
+    }
+  }
+  near(logits, out, 1e-5, "logits");
+  near(of_x, to_x, 1e-5, "the gradient of tokens");
+  near(of_w, to_w, 1e-5, "the gradient of a router");
+}
+
 }  // namespace
 
 int main() {
+  for (const int threads : {1, 3}) {
+    for (const int64_t tokens : {0, 1, 15, 16, 50, 401}) {
+      for (const int64_t dim : {1, 33, 300}) {
+        for (const int64_t experts : {1, 7, 40}) router(tokens, dim, experts, threads);
+      }
+    }
+  }
   all_of<double>(DType::kFloat64, 1e-12);
   all_of<float>(DType::kFloat32, 1e-5);
   all_of<Float16>(DType::kFloat16, 1e-2);

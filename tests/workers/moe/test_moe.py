@@ -234,3 +234,23 @@ def test_a_configuration_makes_the_same_layer() -> None:
 def test_refuses_inputs(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"x: expected \[tokens, 4\]"):
         MoE(4)(torch.zeros(shape))
+
+
+def test_one_op_gives_what_the_gate_and_experts_give_one_by_one() -> None:
+    """To the bit, beside a residual too; a gate that somebody watches is called for itself."""
+    torch.manual_seed(0)
+    layer = MoE(24, experts=8, hidden=20, k=3, activation="swiglu", balance_weight=0.1)
+    watched = copy.deepcopy(layer)
+    seen: list[int] = []
+    watched.gate.register_forward_hook(lambda *_: seen.append(1))
+    x = torch.randn(90, 24)
+    found = []
+    for one in (layer, watched):
+        tokens = x.clone().requires_grad_()
+        out = tokens + one(torch.tanh(tokens))
+        (out.square().sum() + one.aux_loss).backward()
+        gradients = [p.grad for p in (tokens, *one.parameters())]
+        found.append([out, one.aux_loss, one.load, one.stats().load, *gradients])
+    assert seen == [1]
+    for mine, same in zip(*found, strict=True):
+        assert torch.equal(mine, same)
