@@ -79,10 +79,10 @@ void backward(const Input& grad, const Input& x, const Input& weights, const Inp
                        data<void>(pre), nullptr, data<void>(rows)},
                       data<int64_t>(inverse)};
   arrays.ffn.tokens = &r.tokens;
-  const RoutedGradients gradients{{data<void>(grad), nullptr, data_or_null(grad_rows),
-                                   data_or_null(grad_w1), data_or_null(grad_w2),
-                                   data_or_null(grad_weights)},
-                                  data_or_null(grad_x)};
+  const RoutedGradients gradients{
+      {data<void>(grad), nullptr, data_or_null(grad_rows), data_or_null(grad_w1),
+       data_or_null(grad_w2), data_or_null(grad_weights)},
+      data_or_null(grad_x)};
   nb::gil_scoped_release release;
   routed_ffn_backward_cpu(s, kind.dtype, arrays, gradients, threads);
 }

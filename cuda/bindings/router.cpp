@@ -14,8 +14,8 @@ RouterShape shape_of(const Input& x, const Input& weight) {
   return shape;
 }
 
-void logits(const Input& x, const Input& weight, const std::optional<Input>& bias,
-            const Output& to, int threads) {
+void logits(const Input& x, const Input& weight, const std::optional<Input>& bias, const Output& to,
+            int threads) {
   const RouterShape s = shape_of(x, weight);
   if (bias) check(*bias, "bias", nb::dtype<float>(), nb::device::cpu::value, {s.experts});
   check(to, "logits", nb::dtype<float>(), nb::device::cpu::value, {s.tokens, s.experts});
@@ -29,16 +29,17 @@ void backward(const Input& grad, const Input& x, const Input& weight,
               int threads) {
   const RouterShape s = shape_of(x, weight);
   check(grad, "grad", nb::dtype<float>(), nb::device::cpu::value, {s.tokens, s.experts});
-  if (grad_x) check(*grad_x, "grad_x", nb::dtype<float>(), nb::device::cpu::value, {s.tokens, s.dim});
+  if (grad_x)
+    check(*grad_x, "grad_x", nb::dtype<float>(), nb::device::cpu::value, {s.tokens, s.dim});
   if (grad_weight) {
     check(*grad_weight, "grad_weight", nb::dtype<float>(), nb::device::cpu::value,
           {s.experts, s.dim});
   }
   nb::gil_scoped_release release;
-  router_backward_cpu(s, data<float>(grad), data<float>(x), data<float>(weight),
-                      {grad_x ? data<float>(*grad_x) : nullptr,
-                       grad_weight ? data<float>(*grad_weight) : nullptr},
-                      threads);
+  router_backward_cpu(
+      s, data<float>(grad), data<float>(x), data<float>(weight),
+      {grad_x ? data<float>(*grad_x) : nullptr, grad_weight ? data<float>(*grad_weight) : nullptr},
+      threads);
 }
 
 }  // namespace

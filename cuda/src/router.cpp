@@ -9,9 +9,9 @@
 namespace heterps {
 namespace {
 
-constexpr int64_t kMostRows = 192;        // of a block, as of experts
-constexpr int64_t kFewestRows = 16;       // for which the weights are packed
-constexpr int64_t kFewestColumns = 64;    // for which the gradients are
+constexpr int64_t kMostRows = 192;            // of a block, as of experts
+constexpr int64_t kFewestRows = 16;           // for which the weights are packed
+constexpr int64_t kFewestColumns = 64;        // for which the gradients are
 constexpr int64_t kGrain = int64_t{1} << 17;  // products that are worth a thread
 
 // Scratch memory of the calling thread.
@@ -48,9 +48,8 @@ void for_blocks(const RouterShape& shape, int threads, const Work& work) {
   const int64_t products = shape.tokens * shape.dim * shape.experts;
   const int64_t parts = std::max((shape.tokens + kMostRows - 1) / kMostRows,
                                  parts_of(shape.tokens, kFewestRows, products, threads));
-  parallel_for(parts, threads, [&](int64_t i) {
-    work(shape.tokens * i / parts, shape.tokens * (i + 1) / parts);
-  });
+  parallel_for(parts, threads,
+               [&](int64_t i) { work(shape.tokens * i / parts, shape.tokens * (i + 1) / parts); });
 }
 
 }  // namespace
@@ -59,16 +58,16 @@ void router_logits_cpu(const RouterShape& shape, const float* x, const float* we
                        const float* bias, float* logits, int threads) {
   const auto [tokens, dim, experts] = shape;
   const FfnBlocks kernels = ffn_blocks_of_this_cpu(DType::kFloat32);
-  for_blocks(shape, threads, [&, dim = dim, experts = experts, tokens = tokens](int64_t begin,
-                                                                              int64_t end) {
-    const Spare spare(kernels, end - begin);
-    float* to = logits + begin * experts;
-    kernels.product({end - begin, experts, dim, x + begin * dim, dim, 1, weight, 1, dim, to,
-                     experts, tokens < kFewestRows},
-                    spare.product());
-    if (bias == nullptr) return;
-    for (int64_t i = 0; i < (end - begin) * experts; ++i) to[i] += bias[i % experts];
-  });
+  for_blocks(shape, threads,
+             [&, dim = dim, experts = experts, tokens = tokens](int64_t begin, int64_t end) {
+               const Spare spare(kernels, end - begin);
+               float* to = logits + begin * experts;
+               kernels.product({end - begin, experts, dim, x + begin * dim, dim, 1, weight, 1, dim,
+                                to, experts, tokens < kFewestRows},
+                               spare.product());
+               if (bias == nullptr) return;
+               for (int64_t i = 0; i < (end - begin) * experts; ++i) to[i] += bias[i % experts];
+             });
 }
 
 void router_backward_cpu(const RouterShape& shape, const float* grad, const float* x,

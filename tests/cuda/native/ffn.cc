@@ -1,6 +1,6 @@
-// grouped_ffn, and a router's products, on arrays that end where their memory does, compared with loops in double. To be
-// built with a sanitizer, for one instruction set: the portable one is what no machine that has
-// another chooses by itself.
+// grouped_ffn, and a router's products, on arrays that end where their memory does, compared with
+// loops in double. To be built with a sanitizer, for one instruction set: the portable one is what
+// no machine that has another chooses by itself.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
