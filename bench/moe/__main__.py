@@ -124,11 +124,16 @@ def seconds_of(work: Callable[[], object], clock: str) -> float:
 
 
 def measure(
-    runs: dict[str, contestants.Run], turns: int, backward: bool, clock: str
+    runs: dict[str, contestants.Run], turns: int, backward: bool, clock: str, least_s: float
 ) -> dict[str, list[float]]:
-    """Seconds of every turn, the contestants one after the other in each."""
+    """Seconds of every turn, the contestants one after the other in each; more turns in `least_s`.
+
+    Small shapes take so little time that a few turns tell more of the machine than of them.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(-2, turns):  # two to warm up
+    end = time.monotonic() + least_s
+    turn = -3
+    while (turn := turn + 1) < turns or time.monotonic() < end:  # two to warm up
         for name, run in runs.items():
             work = run.both if backward else run.forward
             taken = seconds_of(lambda work=work, turn=turn: work(turn % 3), clock)
@@ -148,7 +153,13 @@ def peak_bytes(run: contestants.Run, device: str) -> int | None:
 
 
 def rows_of(
-    shape: Shape, routing: str, dtype: torch.dtype, device: str, turns: int, clock: str
+    shape: Shape,
+    routing: str,
+    dtype: torch.dtype,
+    device: str,
+    turns: int,
+    clock: str,
+    least_s: float = 0.0,
 ) -> list[dict[str, Any]]:
     """The results of all contestants on one shape and routing."""
     problem = problem_of(shape, routing, dtype, device)
@@ -169,7 +180,7 @@ def rows_of(
             runs[name] = run
         rows.append(row)
     for backward, key in ((False, "forward"), (True, "both")):
-        times = measure(runs, turns, backward, clock)
+        times = measure(runs, turns, backward, clock, least_s)
         for row in rows:
             mine = times.get(row["contestant"])
             if mine is None:
@@ -197,7 +208,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default=None, help="bfloat16 on a GPU, float32 on a CPU")
-    parser.add_argument("--turns", type=int, default=None, help="50 on a GPU, 9 on a CPU")
+    parser.add_argument(
+        "--turns", type=int, default=None, help="50 on a GPU, 9 on a CPU and 3 seconds of them"
+    )
     parser.add_argument("--threads", type=int, default=None, help="of the CPU; torch's default")
     parser.add_argument(
         "--cpu-time", action="store_true", help="time on the CPU, where others share the machine"
@@ -220,6 +233,7 @@ def main() -> None:
         known = {shape.name: shape for shape in shapes}
         shapes = [known[wanted] for wanted in options.shapes.split(",")]
     turns = options.turns or (50 if on_gpu else 1 if options.emulated else 9)
+    least_s = 0.0 if on_gpu or options.turns or options.emulated else 3.0
     clock = "gpu" if on_gpu else "cpu" if options.cpu_time else "wall"
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {
@@ -236,7 +250,9 @@ def main() -> None:
         for routing in ROUTINGS:
             if on_gpu:
                 torch.cuda.empty_cache()
-            new = rows_of(shape, routing, getattr(torch, name), options.device, turns, clock)
+            new = rows_of(
+                shape, routing, getattr(torch, name), options.device, turns, clock, least_s
+            )
             rows += new
             print(report.lines(new), end="", flush=True)
         measured = shapes[:number]

@@ -19,7 +19,8 @@ _PAGE = """# Mixture of experts, measured
 loop before it was timed. Router and un-permutation are inside the timing. *Times loop*
 is the speed relative to the expert loop, *of bound* relative to plain `bmm` of equal
 size; both are medians of the ratios inside a turn, so that what else ran on the machine
-counts less. *both* is forward and backward.
+counts less. *both* is forward and backward. On a CPU small shapes have more turns, as many as
+3 seconds hold.
 
 On a CPU the shapes are those of the GPU with T / 32, H / 8, I / 8 and at most 64
 experts: the full ones would take minutes a pass. What a GPU gave stands

@@ -24,6 +24,7 @@ constexpr int64_t kFewestColumns = 64;
 // not.
 constexpr int64_t kMuchOfRows = int64_t{16} << 20;
 constexpr int64_t kMuchOfWeights = int64_t{4} << 20;
+constexpr int64_t kFewRows = 16;  // over which so few sums are taken that writing is most of them
 constexpr int64_t kMostKept = int64_t{16} << 20;  // bytes of scratch that a thread keeps
 
 void check_offsets(const FfnShape& shape, const int64_t* offsets) {
@@ -154,8 +155,9 @@ struct Work {
   int64_t size(int64_t rows, int64_t width) const { return rounded(rows * width * item); }
 
   bool much_of_rows() const { return size(shape.rows, shape.dim) >= kMuchOfRows; }
-  bool much_of_weights() const {
-    return size(shape.groups * shape.dim, shape.inner()) >= kMuchOfWeights;
+  // Of the gradient of weights that this many rows have.
+  bool much_of_weights(int64_t rows) const {
+    return rows <= kFewRows || size(shape.groups * shape.dim, shape.inner()) >= kMuchOfWeights;
   }
 
   template <typename Array>
@@ -232,7 +234,7 @@ void backward_group(const Work& work, const FfnArrays& arrays, const FfnGradient
     const int64_t height = second ? shape.hidden : shape.dim;
     for (int64_t i = 0; i < height; i += kMostRows) {
       Strip strip{
-          group, second, i, std::min(height, i + kMostRows), 0, rows, work.much_of_weights()};
+          group, second, i, std::min(height, i + kMostRows), 0, rows, work.much_of_weights(rows)};
       if (!second && strip.to == height && group + 1 < shape.groups) strip.next = group + 1;
       work.kernels.weights(shape, own, of_own, strip, spare);
     }
@@ -345,8 +347,9 @@ void grouped_ffn_backward_cpu(const FfnShape& shape, DType dtype, const FfnArray
     for (const bool second : {false, true}) {
       const int64_t height = second ? shape.hidden : shape.dim;
       for (int64_t i = 0; i < height; i += kMostRows) {
-        strips.push_back({e, second, i, std::min(height, i + kMostRows), arrays.offsets[e],
-                          arrays.offsets[e + 1], work.much_of_weights()});
+        const int64_t begin = arrays.offsets[e], end = arrays.offsets[e + 1];
+        strips.push_back({e, second, i, std::min(height, i + kMostRows), begin, end,
+                          work.much_of_weights(end - begin)});
       }
     }
   }

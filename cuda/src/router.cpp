@@ -9,9 +9,10 @@
 namespace heterps {
 namespace {
 
-constexpr int64_t kMostRows = 192;            // of a block, as of experts
-constexpr int64_t kFewestRows = 16;           // for which the weights are packed
-constexpr int64_t kFewestColumns = 64;        // for which the gradients are
+constexpr int64_t kMostRows = 192;            // of a piece
+constexpr int64_t kFewRows = 16;              // below which weights are not packed
+constexpr int64_t kPanel = 32;                // columns that are packed together
+constexpr int64_t kFewExperts = 16;           // below which most of a panel would be empty
 constexpr int64_t kGrain = int64_t{1} << 17;  // products that are worth a thread
 
 // Scratch memory of the calling thread.
@@ -36,37 +37,42 @@ class Spare {
   float* rows_;
 };
 
-// Parts of `size`, none smaller than `least` where there are several, for so many threads.
-int64_t parts_of(int64_t size, int64_t least, int64_t products, int threads) {
-  const int64_t worth = std::min<int64_t>(threads, products / kGrain);
-  return std::max<int64_t>(1, std::min(worth, size / least));
-}
-
-// Calls work(begin, end) for blocks of tokens.
+// Calls work(begin, end, from, to) for pieces of rows begin .. end and columns from .. to, as many
+// as there are threads worth it: by columns as far as that goes, since for each piece the columns
+// are packed anew.
 template <typename Work>
-void for_blocks(const RouterShape& shape, int threads, const Work& work) {
-  const int64_t products = shape.tokens * shape.dim * shape.experts;
-  const int64_t parts = std::max((shape.tokens + kMostRows - 1) / kMostRows,
-                                 parts_of(shape.tokens, kFewestRows, products, threads));
-  parallel_for(parts, threads,
-               [&](int64_t i) { work(shape.tokens * i / parts, shape.tokens * (i + 1) / parts); });
+void for_pieces(int64_t rows, int64_t columns, int64_t depth, int threads, const Work& work) {
+  const int64_t worth =
+      std::clamp<int64_t>(rows * columns * depth / kGrain, 1, static_cast<int64_t>(threads));
+  const int64_t panels = (columns + kPanel - 1) / kPanel;
+  const int64_t across = std::max<int64_t>(1, std::min(worth, panels));
+  const int64_t down = std::max((rows + kMostRows - 1) / kMostRows,
+                                std::min(worth / across, (rows + kFewRows - 1) / kFewRows));
+  parallel_for(across * down, threads, [&](int64_t i) {
+    const int64_t r = i / across, c = i % across;
+    work(rows * r / down, rows * (r + 1) / down, panels * c / across * kPanel,
+         std::min(columns, panels * (c + 1) / across * kPanel));
+  });
 }
 
 }  // namespace
 
 void router_logits_cpu(const RouterShape& shape, const float* x, const float* weight,
                        const float* bias, float* logits, int threads) {
-  const auto [tokens, dim, experts] = shape;
+  const int64_t tokens = shape.tokens, dim = shape.dim, experts = shape.experts;
   const FfnBlocks kernels = ffn_blocks_of_this_cpu(DType::kFloat32);
-  for_blocks(shape, threads,
-             [&, dim = dim, experts = experts, tokens = tokens](int64_t begin, int64_t end) {
+  const bool few = tokens < kFewRows || experts < kFewExperts;
+  for_pieces(tokens, experts, dim, threads,
+             [&](int64_t begin, int64_t end, int64_t from, int64_t to) {
                const Spare spare(kernels, end - begin);
-               float* to = logits + begin * experts;
-               kernels.product({end - begin, experts, dim, x + begin * dim, dim, 1, weight, 1, dim,
-                                to, experts, tokens < kFewestRows},
+               float* out = logits + begin * experts + from;
+               kernels.product({end - begin, to - from, dim, x + begin * dim, dim, 1,
+                                weight + from * dim, 1, dim, out, experts, few},
                                spare.product());
                if (bias == nullptr) return;
-               for (int64_t i = 0; i < (end - begin) * experts; ++i) to[i] += bias[i % experts];
+               for (int64_t t = begin; t < end; ++t, out += experts) {
+                 for (int64_t e = from; e < to; ++e) out[e - from] += bias[e];
+               }
              });
 }
 
@@ -75,25 +81,28 @@ void router_backward_cpu(const RouterShape& shape, const float* grad, const floa
   const int64_t tokens = shape.tokens, dim = shape.dim, experts = shape.experts;
   const FfnBlocks kernels = ffn_blocks_of_this_cpu(DType::kFloat32);
   if (gradients.x != nullptr) {
-    for_blocks(shape, threads, [&](int64_t begin, int64_t end) {
-      const Spare spare(kernels, end - begin, dim);
-      kernels.product({end - begin, dim, experts, grad + begin * experts, experts, 1, weight, dim,
-                       1, spare.rows(), dim, false},
-                      spare.product());
-      float* to = gradients.x + begin * dim;
-      for (int64_t i = 0; i < (end - begin) * dim; ++i) to[i] += spare.rows()[i];
-    });
+    for_pieces(tokens, dim, experts, threads,
+               [&](int64_t begin, int64_t end, int64_t from, int64_t to) {
+                 const int64_t width = to - from;
+                 const Spare spare(kernels, end - begin, width);
+                 kernels.product({end - begin, width, experts, grad + begin * experts, experts, 1,
+                                  weight + from, dim, 1, spare.rows(), width, false},
+                                 spare.product());
+                 const float* sums = spare.rows();
+                 for (int64_t t = begin; t < end; ++t, sums += width) {
+                   float* out = gradients.x + t * dim + from;
+                   for (int64_t d = 0; d < width; ++d) out[d] += sums[d];
+                 }
+               });
   }
   if (gradients.weight == nullptr) return;
-  const int64_t parts = parts_of(dim, kFewestColumns, tokens * dim * experts, threads);
-  const int64_t lines = (dim + 15) / 16;
-  parallel_for(parts, threads, [&](int64_t i) {
-    const int64_t begin = lines * i / parts * 16, end = std::min(dim, lines * (i + 1) / parts * 16);
-    const Spare spare(kernels, experts);
-    kernels.product({experts, end - begin, tokens, grad, 1, experts, x + begin, dim, 1,
-                     gradients.weight + begin, dim, false},
-                    spare.product());
-  });
+  for_pieces(experts, dim, tokens, threads,
+             [&](int64_t begin, int64_t end, int64_t from, int64_t to) {
+               const Spare spare(kernels, end - begin);
+               kernels.product({end - begin, to - from, tokens, grad + begin, 1, experts, x + from,
+                                dim, 1, gradients.weight + begin * dim + from, dim, false},
+                               spare.product());
+             });
 }
 
 }  // namespace heterps

@@ -208,7 +208,7 @@ def is_last() -> bool:
 _routed_ffn.register_autograd(_backward, setup_context=_save)
 
 
-def as_one(x: Tensor, w1: Tensor, w2: Tensor) -> bool:
+def _as_one(x: Tensor, w1: Tensor, w2: Tensor) -> bool:
     """Whether one kernel serves these tensors."""
     if x.device.type != "cpu" or on_cuda(x) or not native_for(x):
         return False
@@ -244,7 +244,7 @@ def routed_ffn(
         ValueError: shapes or dtypes that do not fit.
         IndexError: a routing that does not fit.
     """
-    if not as_one(x_TD, w1, w2) or activation not in ACTIVATIONS:
+    if not _as_one(x_TD, w1, w2) or activation not in ACTIVATIONS:
         rows_RD = gather_rows(x_TD, routing)
         rows_RD = grouped_ffn(rows_RD, routing.offsets, w1, w2, activation)
         return gather_sum(rows_RD, routing, weights_TK)

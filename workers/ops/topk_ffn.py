@@ -9,6 +9,7 @@ Shape suffixes: T tokens, K choices, R rows in expert order, D width, H hidden w
 """
 # ruff: noqa: N803 (shape suffixes are capital letters)
 
+import os
 from typing import Any
 
 import torch
@@ -21,32 +22,32 @@ from workers.ops.grouped_ffn import ACTIVATIONS
 from workers.ops.native import native
 from workers.ops.operation import differentiated, plain
 from workers.ops.route import Routing, route
-from workers.ops.routed_ffn import as_one, is_last, routed_ffn, routed_gradients
+from workers.ops.routed_ffn import is_last, routed_ffn, routed_gradients
 from workers.ops.router import router_logits
 
 
 class _TopkFfn(Function):
-    """(out, logits, chosen, order, inverse, offsets) of what `_forward` takes."""
+    """(out, logits) of what `_forward` takes, and of an empty list into which the routing goes."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, routed: list[Tensor], *inputs: Any) -> tuple[Tensor, Tensor]:
         x, router, bias, w1, w2, ctx.k, ctx.activation = inputs
-        found, kept = _forward(True, *inputs)
-        ctx.mark_non_differentiable(*found[2:])
+        (out, logits, *routing), kept = _forward(True, *inputs)
+        routed += routing
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, router, bias, w1, w2, *found[2:], *kept)
-        return found
+        ctx.save_for_backward(x, router, bias, w1, w2, *routing, *kept)
+        return out, logits
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, of_logits: Tensor | None, *_: None) -> Any:
+    def backward(ctx: Any, grad: Tensor | None, of_logits: Tensor | None) -> Any:
         x, router, bias, w1, w2, chosen, order, inverse, offsets, weights, rows, pre = (
             ctx.saved_tensors
         )
-        needs = ctx.needs_input_grad
+        needs = ctx.needs_input_grad[1:]
         # To be differentiated again, as far as the parts are.
         if torch.is_grad_enabled() or not plain((grad, of_logits)):
             inputs = x, router, bias, w1, w2, ctx.k, ctx.activation
-            return _backward_of_parts(inputs, ctx, grad, of_logits)
+            return None, *_backward_of_parts(inputs, needs, grad, of_logits)
         of_x: Tensor | None = None
         of_w1: Tensor | None = None
         of_w2: Tensor | None = None
@@ -71,7 +72,7 @@ class _TopkFfn(Function):
             _ops.router_backward(*arrays, *gradients, torch.get_num_threads())
             of_bias = of_logits.sum(dim=0) if needs[2] else None
         experts = of_w1 if needs[3] else None, of_w2 if needs[4] else None
-        return of_x if needs[0] else None, of_router, of_bias, *experts, None, None
+        return None, of_x if needs[0] else None, of_router, of_bias, *experts, None, None
 
 
 def _forward(
@@ -117,7 +118,10 @@ def _parts(
 
 
 def _backward_of_parts(
-    inputs: tuple[Any, ...], ctx: Any, grad: Tensor | None, of_logits: Tensor | None
+    inputs: tuple[Any, ...],
+    needs: tuple[bool, ...],
+    grad: Tensor | None,
+    of_logits: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     again = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -126,7 +130,7 @@ def _backward_of_parts(
     if not pairs:
         return (None,) * len(inputs)
     outputs, grads = zip(*pairs, strict=True)
-    wanted = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
+    wanted = [i for i, needed in enumerate(needs) if needed]
     of = [inputs[i] for i in wanted]
     made = torch.autograd.grad(outputs, of, grads, create_graph=again, allow_unused=True)
     by_input = dict(zip(wanted, made, strict=True))
@@ -163,11 +167,14 @@ def topk_ffn(
     """
     inputs: tuple[Any, ...] = x_TD, router_ED, bias_E, w1, w2, k, activation
     if not torch.compiler.is_compiling() and plain(inputs) and _served(*inputs):
-        if differentiated(inputs):
-            found = _TopkFfn.apply(*inputs)  # type: ignore[no-untyped-call]
+        if not differentiated(inputs):
+            (out, logits, *routed), _ = _forward(False, *inputs)
         else:
-            found, _ = _forward(False, *inputs)
-        return found[0], found[1], Routing(*found[2:])
+            routed = []
+            # Past what serves transforms and the other form of `Function`.
+            apply = super(Function, _TopkFfn).apply
+            out, logits = apply(routed, *inputs)  # type: ignore[no-untyped-call]
+        return out, logits, Routing(*routed)
     return _parts(*inputs)
 
 
@@ -183,11 +190,16 @@ def _served(
     """Whether the kernels take these; what does not fit at all is for the parts to refuse."""
     return (
         x.is_cpu
-        and x.dtype == router.dtype == torch.float32
-        and (bias is None or bias.dtype == torch.float32)
-        and router.dim() == 2
-        and router.shape == (w1.shape[0], x.shape[-1])
+        and router.is_cpu
+        and w1.is_cpu
+        and w2.is_cpu
+        and x.dtype is router.dtype is w1.dtype is w2.dtype is torch.float32
+        and (bias is None or (bias.is_cpu and bias.dtype is torch.float32))
+        and x.dim() == router.dim() == 2
+        and w1.dim() == w2.dim() == 3
+        and router.shape == (w1.shape[0], x.shape[1])
         and 1 <= k <= router.shape[0]
         and activation in ACTIVATIONS
-        and as_one(x, w1, w2)
+        and not torch.is_autocast_enabled("cpu")
+        and not os.environ.get("HETERPS_GROUPED_FFN")
     )
