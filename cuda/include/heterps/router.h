@@ -2,7 +2,8 @@
 //
 //   logits[t] = x[t] weight^T + bias
 //
-// A sum runs in a fixed order, whatever the number of threads; for few tokens in another one.
+// A sum runs in a fixed order, whatever the number of threads; for few tokens or few experts in
+// another one.
 #pragma once
 
 #include <cstdint>
