@@ -791,6 +791,7 @@ class CommitRequest(_message.Message):
     REGION_AT_FIELD_NUMBER: _builtins.int
     SHRINK_FIELD_NUMBER: _builtins.int
     THEN_FIELD_NUMBER: _builtins.int
+    NONE_AFTER_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     series: _builtins.str
     step: _builtins.int
@@ -803,6 +804,8 @@ class CommitRequest(_message.Message):
     """the step is over, and changes nothing"""
     region: _builtins.str
     region_at: _builtins.int
+    none_after: _builtins.bool
+    """with drop: refused where a later step was committed"""
     payload: _builtins.bytes
     @_builtins.property
     def part(self) -> Global___StageRequest:
@@ -831,11 +834,12 @@ class CommitRequest(_message.Message):
         region_at: _builtins.int = ...,
         shrink: _abc.Iterable[_builtins.str] | None = ...,
         then: Global___PullRequest | None = ...,
+        none_after: _builtins.bool = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "then", b"then"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop", b"drop", "part", b"part", "payload", b"payload", "rate", b"rate", "region", b"region", "region_at", b"region_at", "route", b"route", "scale", b"scale", "series", b"series", "shrink", b"shrink", "slots", b"slots", "step", b"step", "then", b"then"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop", b"drop", "none_after", b"none_after", "part", b"part", "payload", b"payload", "rate", b"rate", "region", b"region", "region_at", b"region_at", "route", b"route", "scale", b"scale", "series", b"series", "shrink", b"shrink", "slots", b"slots", "step", b"step", "then", b"then"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

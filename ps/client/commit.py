@@ -165,17 +165,20 @@ class StepClient(ABC):
         return self._end_step(head, gradients, ready, checked=parts is not None, here=here)
 
     def discard_async(
-        self, series: str, step: int, *, shrink: Sequence[str] = ()
+        self, series: str, step: int, *, shrink: Sequence[str] = (), none_after: bool = False
     ) -> "Future[None]":
         """Drop a step: its parts are forgotten, and it can no longer be committed.
 
         Args:
             series, step, shrink: as of `commit_async`.
+            none_after: refuse where a later step was committed, though this one was dropped.
 
         Raises:
             ShardError: in the future: it was committed, or a shard did not answer.
         """
-        head = pb.CommitRequest(series=series, step=step, drop=True, shrink=shrink)
+        head = pb.CommitRequest(
+            series=series, step=step, drop=True, shrink=shrink, none_after=none_after
+        )
         return self._end_step(head, [], checked=True)
 
     def _end_step(

@@ -86,7 +86,7 @@ class InOrder:
         self._lock = threading.Lock()
 
     def start(self, name: str, begin: "Callable[[], Future[None]]") -> "Future[None]":
-        """Start now, or after what was started last under this name.
+        """Start now, or after what was started last under this name and has not ended.
 
         Where that fails, this one fails with the same error, and nothing is begun.
         """
@@ -94,6 +94,8 @@ class InOrder:
         made = then(turn, lambda _: begin())
         with self._lock:
             before = self._last.get(name)
+            if before is not None and before.done():
+                before = None  # whoever waited for it may be here before it is forgotten
             self._last[name] = made
 
         def forget(_: "Future[None]") -> None:

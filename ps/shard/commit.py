@@ -172,6 +172,8 @@ def commit_step(
         series = state.steps.series(name)
         with series.lock:
             buckets = series.progress.open(step) & state.buckets
+            if journal and request.none_after and series.progress.committed_after(step):
+                raise StepOverError(f"{what}: a later one was committed")
             if not buckets.any():
                 if journal and (step in series.progress.committed) == drop:
                     ended = "committed" if drop else "dropped, or a later one was committed"

@@ -74,6 +74,10 @@ class SeriesProgress:
         """The buckets in which a step is not over."""
         return self.open_from <= step
 
+    def committed_after(self, step: int) -> bool:
+        """Whether one that follows it was not dropped."""
+        return bool(self.committed) and self.committed[-1] > step
+
     def close(self, step: int, buckets: Flags, *, committed: bool) -> None:
         """A step is over in some buckets, and with it all before."""
         self.open_from[buckets] = np.maximum(self.open_from[buckets], step + 1)

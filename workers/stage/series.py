@@ -4,6 +4,7 @@ Each stage of each generation has one. What is late of one that has ended is nev
 """
 
 from collections.abc import Sequence
+from concurrent.futures import wait
 
 from protos.reason_pb2 import STEP_OVER
 from ps import ParameterClient, ShardError
@@ -24,7 +25,9 @@ def holds_just(
     """
     names = [series_of(tables, attempt, paused, stage) for stage in range(stages)]
     try:
-        for one in [client.discard_async(name, step) for name in names]:
+        asked = [client.discard_async(name, step, none_after=True) for name in names]
+        wait(asked)  # for all: what follows one that fails, fails with it
+        for one in asked:
             one.result()
     except ShardError as error:
         if error.reason != STEP_OVER:

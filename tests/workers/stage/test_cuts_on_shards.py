@@ -62,17 +62,20 @@ def test_tables_of_cuts_have_just_the_steps_before(tmp_path, client):
 
 
 @pytest.mark.parametrize("after", [{"attempt": 2}, {"generation": 1}])
-def test_a_late_commit_of_an_earlier_attempt_or_generation_changes_nothing(tmp_path, client, after):
+def test_a_late_commit_of_an_earlier_attempt_or_generation_changes_nothing(
+    tmp_path, shards, client, after
+):
     case = replace(wide(), sizes=(13,) * 20)
     whole, places = with_cuts(case, tmp_path, client=client)
     step = read_cut(places[0]).step
     late = {TABLES + "one": (ALL, np.ones((KEYS, 3), np.float32))}
-    # A worker of those before that was stopped had staged its part, or had it in its hands.
+    # A worker of those before that was stopped had staged its part, or had it in its hands. It
+    # has a client of its own: one client's steps of a series wait for each other.
     series = series_of(TABLES, 1, 0, 0)
 
     def commits(at):
-        with pytest.raises(ShardError):
-            client.commit_async(series, at, 1, parts=late).result()
+        with ParameterClient(shards.addresses) as former, pytest.raises(ShardError):
+            former.commit_async(series, at, 1, parts=late).result()
 
     pipeline = case.pipeline(client=client, resume=places[0], **after)
     made = pipeline._made
@@ -115,6 +118,11 @@ def test_tables_that_hold_more_than_a_cut_are_found_out(client):
     assert not holds_just(client, TABLES, 7, 3, 3, 6), "step 6 was committed"
     with pytest.raises(ShardError):
         client.commit_async(other, 7, 1, parts=part).result()
+
+    every = [series_of(TABLES, 7, 4, stage) for stage in range(32)]
+    for name in every:
+        client.commit_async(name, 7, 1, parts=part).result()
+    assert not holds_just(client, TABLES, 7, 4, len(every), 6), "all of them have gone on"
 
 
 class Heard(Progress):
