@@ -25,6 +25,11 @@ def aside(path: Path) -> Iterator[Path]:
         raise
 
 
+def lacks_room(error: OSError) -> bool:
+    """Whether something cannot be written for want of room: on the disk, by a quota or a limit."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def replace_file(
     path: Path,
     content: bytes | memoryview | str,
@@ -66,7 +71,8 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
     """
     with open_regular(path, os.O_NOFOLLOW) as stream:
         if os.fstat(stream.fileno()).st_size > most_bytes:
-            raise OSError(errno.EFBIG, f"expected a file of at most {most_bytes} bytes", str(path))
+            told = f"expected a file of at most {most_bytes} bytes"
+            raise OSError(errno.EOVERFLOW, told, str(path))
         return stream.read(most_bytes)
 
 

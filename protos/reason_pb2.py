@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/reason.proto\x12\nheterps.v1*\x99\x03\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13MEMORY_NOT_ATTACHED\x10\x01\x12\x15\n\x11WHOLE_SAVE_NEEDED\x10\x02\x12\x11\n\rPARTS_MISSING\x10\x07\x12\r\n\tSTEP_OVER\x10\x17\x12\x12\n\x0eREPLICA_BEHIND\x10\x06\x12\x11\n\rSAVE_REPLACED\x10\x14\x12\x0e\n\nHOLD_ENDED\x10\x15\x12\r\n\tDISK_FULL\x10\x16\x12\x15\n\x11STORE_UNREACHABLE\x10\x03\x12\x0f\n\x0bNO_DECISION\x10\x04\x12\x10\n\x0c\x43ODE_MISSING\x10\x05\x12\x11\n\rHAS_BEST_PLAN\x10\x18\x12\x11\n\rTOKEN_REFUSED\x10(\x12\x10\n\x0cROLE_LACKING\x10)\x12\x15\n\x11\x41NOTHER_USERS_JOB\x10*\x12\x19\n\x15PROCESS_OUT_OF_MEMORY\x10\n\x12\x13\n\x0fPROCESS_CRASHED\x10\x0b\x12\x13\n\x0fPROCESS_CUT_OFF\x10\x0c\x12\x11\n\rPROCESS_UNFIT\x10\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/reason.proto\x12\nheterps.v1*\xcd\x03\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13MEMORY_NOT_ATTACHED\x10\x01\x12\x15\n\x11WHOLE_SAVE_NEEDED\x10\x02\x12\x11\n\rPARTS_MISSING\x10\x07\x12\r\n\tSTEP_OVER\x10\x17\x12\x12\n\x0eREPLICA_BEHIND\x10\x06\x12\x11\n\rSAVE_REPLACED\x10\x14\x12\x0e\n\nHOLD_ENDED\x10\x15\x12\r\n\tDISK_FULL\x10\x16\x12\x15\n\x11STORE_UNREACHABLE\x10\x03\x12\x0f\n\x0bNO_DECISION\x10\x04\x12\x10\n\x0c\x43ODE_MISSING\x10\x05\x12\x11\n\rHAS_BEST_PLAN\x10\x18\x12\x11\n\rTOKEN_REFUSED\x10(\x12\x10\n\x0cROLE_LACKING\x10)\x12\x15\n\x11\x41NOTHER_USERS_JOB\x10*\x12\x19\n\x15PROCESS_OUT_OF_MEMORY\x10\n\x12\x13\n\x0fPROCESS_CRASHED\x10\x0b\x12\x13\n\x0fPROCESS_CUT_OFF\x10\x0c\x12\x11\n\rPROCESS_UNFIT\x10\r\x12\x1a\n\x16PROCESS_CUT_UNREADABLE\x10\x0e\x12\x16\n\x12PROCESS_LACKS_ROOM\x10\x0f\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.reason_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REASON']._serialized_start=36
-  _globals['_REASON']._serialized_end=445
+  _globals['_REASON']._serialized_end=497
 # @@protoc_insertion_point(module_scope)

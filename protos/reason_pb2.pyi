@@ -64,6 +64,10 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """… lost the connection to another one"""
     PROCESS_UNFIT: _Reason.ValueType  # 13
     """… found that what it was to do does not fit the job"""
+    PROCESS_CUT_UNREADABLE: _Reason.ValueType  # 14
+    """… could not read the checkpoint that it was to go on from"""
+    PROCESS_LACKS_ROOM: _Reason.ValueType  # 15
+    """… or the node for it, found no room on a disk"""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Why a server refused a call, where the caller acts on it and the status does not tell. It travels
@@ -112,4 +116,8 @@ PROCESS_CUT_OFF: Reason.ValueType  # 12
 """… lost the connection to another one"""
 PROCESS_UNFIT: Reason.ValueType  # 13
 """… found that what it was to do does not fit the job"""
+PROCESS_CUT_UNREADABLE: Reason.ValueType  # 14
+"""… could not read the checkpoint that it was to go on from"""
+PROCESS_LACKS_ROOM: Reason.ValueType  # 15
+"""… or the node for it, found no room on a disk"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015

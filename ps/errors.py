@@ -1,10 +1,10 @@
 """What can go wrong with tables, shards and checkpoints."""
 
-import errno
 from collections.abc import Callable
 
 import grpc
 
+from chassis.files import lacks_room
 from protos.reason_pb2 import (
     DISK_FULL,
     HOLD_ENDED,
@@ -120,8 +120,7 @@ def not_written(text: str, error: OSError) -> CheckpointError:
         text: what is said of it.
         error: why.
     """
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return (NoSpaceError if full else CheckpointError)(text)
+    return (NoSpaceError if lacks_room(error) else CheckpointError)(text)
 
 
 class DamageError(CheckpointError):

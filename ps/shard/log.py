@@ -1,6 +1,5 @@
 """The write-ahead log of a shard: every change, before it is acknowledged."""
 
-import errno
 import logging
 import os
 import threading
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from chassis.files import sync_folder
+from chassis.files import lacks_room, sync_folder
 from protos.codec import payload_prefix
 from protos.parameter_server_pb2 import LogRecord
 from ps.errors import NoRoomError
@@ -18,7 +17,6 @@ from ps.shard import logfile
 from ps.shard.ending import end_process
 from ps.shard.journal import BehindError, Buffer, Place, nowhere, settle
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _log = logging.getLogger("heterps.ps")
 
 
@@ -170,7 +168,7 @@ class Log:
         except OSError as error:
             with suppress(OSError):  # the next one is written over it
                 os.ftruncate(self._file, at)
-            if error.errno in _FULL:
+            if lacks_room(error):
                 raise NoRoomError(
                     f"{self._directory}: {error.strerror}: the log cannot take this change"
                 ) from None

@@ -1,6 +1,5 @@
 """The gRPC service of what travels with jobs."""
 
-import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +8,7 @@ from typing import NoReturn
 
 import grpc
 
+from chassis.files import lacks_room
 from chassis.refusal import refuse
 from chassis.roles import Role
 from protos.artifacts_pb2 import (
@@ -168,7 +168,7 @@ def _refusing(context: grpc.ServicerContext) -> Iterator[None]:
     except ArtifactError as error:
         _abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if lacks_room(error):
             refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)[:2000], DISK_FULL)
         _log.exception("artifacts")
         _abort(context, grpc.StatusCode.INTERNAL, error)

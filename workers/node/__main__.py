@@ -13,8 +13,8 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,8 +22,8 @@ import grpc
 
 from chassis import scratch, written
 from chassis.channels import RpcError
-from chassis.exits import reason_of_exit
-from chassis.files import read_regular
+from chassis.exits import exit_code_of, reason_of_exit
+from chassis.files import lacks_room, read_regular
 from chassis.lease import Lease
 from chassis.loops import Loops
 from chassis.metrics import add_metrics_option, serve_metrics
@@ -57,12 +57,16 @@ from protos.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from protos.reason_pb2 import (
     PROCESS_CRASHED,
     PROCESS_CUT_OFF,
+    PROCESS_CUT_UNREADABLE,
+    PROCESS_LACKS_ROOM,
     PROCESS_OUT_OF_MEMORY,
     PROCESS_UNFIT,
     REASON_UNSPECIFIED,
 )
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_CUT_UNREADABLE,
+    END_DISK_FULL,
     END_INVALID_JOB,
     END_OUT_OF_MEMORY,
     END_WORKER_CRASHED,
@@ -76,7 +80,7 @@ from workers.node import privileges
 from workers.node.draining import NOTICE_S, Draining
 from workers.node.hardware import DeviceError, find_hardware
 from workers.node.kept_profiles import KeptProfiles, folder_of
-from workers.node.processes import LaunchError, Processes, wait_for
+from workers.node.processes import LaunchError, Processes, told_of, wait_for
 from workers.node.starting import fork_server
 from workers.node.users import Users
 from workers.node.whereabouts import WhereaboutsError, announced
@@ -89,6 +93,8 @@ _REASONS = {
     END_WORKER_CRASHED: PROCESS_CRASHED,
     END_CONNECTION_LOST: PROCESS_CUT_OFF,
     END_INVALID_JOB: PROCESS_UNFIT,
+    END_CUT_UNREADABLE: PROCESS_CUT_UNREADABLE,
+    END_DISK_FULL: PROCESS_LACKS_ROOM,
 }
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _log = logging.getLogger("heterps.node")
@@ -174,10 +180,13 @@ class NodeService(NodeServicer):
             return known
         brought = ProfileRequest()
         brought.CopyFrom(request)
-        directory = self._processes.job_directory(request.job_id, request.attempt)
         token = request.token
         request.ClearField("token")  # it goes into a file of its own
-        with tempfile.TemporaryDirectory(dir=directory, prefix="profile-") as work:
+        with ExitStack() as stack:
+            directory = self._processes.job_directory(request.job_id, request.attempt)
+            stack.enter_context(_asking_for_room(directory, context))
+            made = tempfile.TemporaryDirectory(dir=directory, prefix="profile-")
+            work = stack.enter_context(made)
             asked, result, modules = (Path(work, n) for n in ("request", "workload", "modules"))
             try:
                 request.job.CopyFrom(self._code.bring(request.job, Path(work, "code")))
@@ -497,6 +506,17 @@ def _check_id(text: str, name: str, context: grpc.ServicerContext) -> None:
             grpc.StatusCode.INVALID_ARGUMENT,
             f"{name}: {text!r}: expected 1 to 128 letters, digits and . _ -",
         )
+
+
+@contextmanager
+def _asking_for_room(folder: Path, context: grpc.ServicerContext) -> Iterator[None]:
+    """Refuse the call where there is no room on the disk for what it writes in `folder`."""
+    try:
+        yield
+    except OSError as error:
+        if not lacks_room(error):
+            raise
+        _fail(context, told_of(error, folder), exit_code_of(END_DISK_FULL))
 
 
 def _fail(context: grpc.ServicerContext, problem: str, exit_code: int | None = None) -> NoReturn:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from chassis import scratch
 from chassis.bounded_log import BoundedLog
-from chassis.exits import DAMAGED
-from chassis.files import replace_file
+from chassis.exits import DAMAGED, exit_code_of
+from chassis.files import lacks_room, replace_file
 from chassis.forking import ForkServer
 from chassis.logs import log_scope
 from chassis.loops import Loops, for_each
@@ -30,7 +30,7 @@ from chassis.process import (
     stop_all,
 )
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, ReadLogReply
-from protos.scheduler_pb2 import ProcessStatus
+from protos.scheduler_pb2 import END_DISK_FULL, ProcessStatus
 from workers.device.units import VISIBLE, compute_environment, least_used
 from workers.model.code.brought import CodeCache, CodeError
 from workers.model.saved.unfinished import Unfinished
@@ -52,12 +52,17 @@ class LaunchError(RuntimeError):
     """A process that did not start, worded for the job's owner.
 
     Attributes:
-        exit_code: how it ended; None when it was never ready, or not begun.
+        exit_code: how it ended, or would have; None when it was never ready, or not begun.
     """
 
     def __init__(self, text: str, exit_code: int | None = None) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+
+
+def told_of(error: OSError, folder: Path) -> str:
+    """What it says of a file in `folder`, where it does not say which."""
+    return str(error) if error.filename else f"{folder}: {error}"
 
 
 class Processes:
@@ -130,8 +135,11 @@ class Processes:
                     self._start(job, entry)
             except ChildError as error:
                 entry.error, entry.failed_with = str(error), error.exit_code
-            except (CodeError, NoUserError, OSError) as error:
+            except (CodeError, NoUserError) as error:
                 entry.error = str(error)
+            except OSError as error:
+                entry.error = told_of(error, job.directory)
+                entry.failed_with = exit_code_of(END_DISK_FULL) if lacks_room(error) else None
             finally:
                 entry.ready.set()
         entry.ready.wait(self._ready_timeout_s + 5.0)

@@ -1,6 +1,5 @@
 """What a worker takes an error for: its own, of memory, or of another process that went away."""
 
-import errno
 from pathlib import Path
 from traceback import walk_tb
 
@@ -10,6 +9,7 @@ import torch.distributed as dist
 
 from chassis.channels import RpcError
 from chassis.exits import is_out_of_memory
+from chassis.files import lacks_room
 from chassis.rooms import in_ours
 from protos.job_pb2 import JobSpec
 from protos.reason_pb2 import DISK_FULL, PARTS_MISSING
@@ -64,7 +64,7 @@ def end_reason_of(error: BaseException, job: JobSpec | None = None) -> EndReason
         return END_LOST_SHARD  # it had them all, was started again, and came back without
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(cause, OSError) and lacks_room(cause):
             return END_DISK_FULL
         if isinstance(cause, CheckpointError | ShardError) and cause.reason == DISK_FULL:
             return END_DISK_FULL

@@ -5,12 +5,16 @@ import pytest
 from protos.reason_pb2 import (
     PROCESS_CRASHED,
     PROCESS_CUT_OFF,
+    PROCESS_CUT_UNREADABLE,
+    PROCESS_LACKS_ROOM,
     PROCESS_OUT_OF_MEMORY,
     REASON_UNSPECIFIED,
     Reason,
 )
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_CUT_UNREADABLE,
+    END_DISK_FULL,
     END_INTERNAL,
     END_INVALID_JOB,
     END_LOST_NODE,
@@ -55,6 +59,8 @@ def test_an_error_has_a_reason(error: Exception, reason: EndReason.ValueType) ->
         (PROCESS_OUT_OF_MEMORY, END_OUT_OF_MEMORY),
         (PROCESS_CRASHED, END_WORKER_CRASHED),
         (PROCESS_CUT_OFF, END_CONNECTION_LOST),
+        (PROCESS_CUT_UNREADABLE, END_CUT_UNREADABLE),
+        (PROCESS_LACKS_ROOM, END_DISK_FULL),
     ],
 )
 def test_a_node_that_refuses_tells_the_reason(

@@ -1,6 +1,7 @@
 """The node daemon as a process: real shards, a real scheduler, real deaths."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -33,6 +34,8 @@ from protos.parameter_server_pb2 import StatsRequest
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from protos.reason_pb2 import (
     PROCESS_CRASHED,
+    PROCESS_CUT_UNREADABLE,
+    PROCESS_LACKS_ROOM,
     PROCESS_OUT_OF_MEMORY,
     PROCESS_UNFIT,
     REASON_UNSPECIFIED,
@@ -208,6 +211,7 @@ _OTHER_LAYERS = """
         ("import sys; sys.exit(71)", REASON_UNSPECIFIED),
         ("import sys; sys.exit(75)", REASON_UNSPECIFIED),
         (_OTHER_LAYERS, PROCESS_UNFIT),
+        ("raise OSError(28, 'no space left')", PROCESS_LACKS_ROOM),
     ],
 )
 def test_a_process_that_cannot_start_has_a_reason(
@@ -224,6 +228,44 @@ def test_a_process_that_cannot_start_has_a_reason(
         shared.stub.Launch(request, timeout=90)
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert reason_of(raised.value) == reason
+
+
+def test_a_worker_that_cannot_read_its_checkpoint_says_so(shared: Daemon, tmp_path: Path) -> None:
+    """Before it listens: the job is to go on from the one before."""
+    code = "from torch import nn\n\n\nclass Net(nn.Sequential):\n    def __init__(self):\n"
+    code += "        super().__init__(nn.Linear(1, 1), nn.Flatten(0))\n\n"
+    code += "    def forward(self, dense):\n        return self[1](self[0](dense))\n"
+    (tmp_path / "model.py").write_text(code)
+    (tmp_path / "train.csv").write_text("y,x\n1,2\n0,3\n")
+    request = LaunchRequest(process_id="cut.stage", job_id="cut", role=STAGE, term=shared.term)
+    request.job.directory, request.job.model.entry = str(tmp_path), "model.py:Net"
+    request.job.data.train, request.job.data.label = "train.csv", "y"
+    request.job.data.dense.append("x")
+    request.job.train.batch_size, request.job.train.loss = 2, "mse"
+    request.job.train.optimizer.name = "sgd"
+    request.layers.extend(["0", "1"])
+    request.stages.add(first=0, last=1, type="cpu", units=1)
+    request.resume = str(tmp_path / "job.cuts" / "40")
+    with pytest.raises(grpc.RpcError) as raised:
+        shared.stub.Launch(request, timeout=90)
+    assert reason_of(raised.value) == PROCESS_CUT_UNREADABLE
+    assert "CutError" in raised.value.details()
+
+
+def test_a_node_without_room_for_a_job_says_so(node: Daemon) -> None:
+    resource.prlimit(node.child.pid, resource.RLIMIT_FSIZE, (8, 8))
+    launch = LaunchRequest(process_id="full.stage", job_id="full", role=STAGE, term=node.term)
+    launch.job.model.entry = "model.py:build"
+    launch.stages.add(first=0, last=0, type="cpu", units=1)
+    profile = ProfileRequest(job_id="full", job=launch.job, term=node.term)
+    for call in (
+        lambda: node.stub.Launch(launch, timeout=90),
+        lambda: node.stub.Profile(profile, timeout=90),
+    ):
+        with pytest.raises(grpc.RpcError) as raised:
+            call()
+        assert reason_of(raised.value) == PROCESS_LACKS_ROOM
+        assert "/full: " in raised.value.details(), "which disk"
 
 
 def test_half_a_model_goes_with_the_attempt_that_left_it(shared: Daemon, tmp_path: Path) -> None:

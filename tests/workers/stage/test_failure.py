@@ -1,5 +1,6 @@
 """What a worker takes its errors for, by their types."""
 
+import errno
 import socket
 import urllib.error
 from pathlib import Path
@@ -54,6 +55,8 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (ShardError(0, "h:1", FAILED, "the step was dropped"), END_USER_ERROR),
         (ShardError(0, "h:1", FAILED, "no space left", DISK_FULL), END_DISK_FULL),
         (NoSpaceError("no space left"), END_DISK_FULL),
+        (OSError(errno.ENOSPC, "no space left"), END_DISK_FULL),
+        (OSError(errno.EFBIG, "file too large"), END_DISK_FULL),
         (CheckpointError("no manifest"), END_USER_ERROR),
         (PeerLostError("gone"), END_CONNECTION_LOST),
         (dist.DistNetworkError("gone"), END_CONNECTION_LOST),

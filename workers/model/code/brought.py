@@ -14,6 +14,7 @@ from pathlib import Path
 from chassis import rooms
 from chassis.channels import RpcError, call, connect
 from chassis.entries import imported
+from chassis.files import lacks_room
 from chassis.security import VARIABLES
 from chassis.transfer import TransferError, fetch
 from protos.artifacts_pb2 import GetArtifactRequest, HasRequest
@@ -89,16 +90,20 @@ class CodeCache:
 
         Raises:
             CodeError: it cannot be fetched, or is refused.
+            OSError: there is no room for it.
         """
         if not job.code_digest:
             return job
         with self._folders[hash(folder) % _LOCKS]:
             if not folder.exists():
-                archive, limits = self._archive(job.code_digest)
                 try:
+                    archive, limits = self._archive(job.code_digest)
                     unpack(archive, folder, limits)
                 except ArchiveError as error:
                     raise CodeError(f"the job's code is refused: {error}") from None
+                except OSError as error:
+                    told = f"{error.strerror}: the job's code is to be brought there"
+                    raise OSError(error.errno, told, str(folder)) from None
         return located(job, folder)
 
     def _archive(self, digest: str) -> tuple[Path, Limits]:
@@ -123,6 +128,8 @@ class CodeCache:
                     _log.info("fetched code %s, %d bytes", digest[:12], path.stat().st_size)
                     self._prune()
         except (RpcError, TransferError, OSError) as error:
+            if isinstance(error, OSError) and lacks_room(error):
+                raise
             raise CodeError(f"{error}; submit the job again to send its code again") from None
         finally:
             channel.close()

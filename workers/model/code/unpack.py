@@ -10,6 +10,8 @@ from pathlib import Path, PurePosixPath
 from secrets import token_hex
 from typing import IO, BinaryIO, cast
 
+from chassis.files import lacks_room
+
 _CHUNK = 1 << 20
 
 
@@ -46,6 +48,7 @@ def unpack(archive: Path, folder: Path, limits: Limits) -> None:
 
     Raises:
         ArchiveError: it is refused or damaged, naming the member.
+        OSError: there is no room for it.
     """
     temporary = folder.with_name(f".{folder.name}.{token_hex(4)}")
     temporary.mkdir(parents=True, mode=0o755)
@@ -59,6 +62,8 @@ def unpack(archive: Path, folder: Path, limits: Limits) -> None:
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, UnicodeError) as error:
         raise ArchiveError(f"not a .tar.gz archive, or a damaged one: {error}") from None
     except OSError as error:
+        if lacks_room(error):
+            raise
         raise ArchiveError(f"cannot be unpacked: {error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

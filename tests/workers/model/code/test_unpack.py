@@ -1,8 +1,10 @@
 """Archives that somebody made by hand: each trick is refused, and nothing is left behind."""
 
+import errno
 import gzip
 import io
 import os
+import resource
 import stat
 import tarfile
 from collections.abc import Callable
@@ -134,6 +136,19 @@ def test_damage_is_named(tmp_path, spoil):
     )
     with pytest.raises(ArchiveError, match="damaged"):
         unpack(made, tmp_path / "out" / "code", LIMITS)
+    assert not any((tmp_path / "out").iterdir())
+
+
+def test_no_room_for_it_says_nothing_against_it(tmp_path):
+    made = archive(tmp_path, entry("a.py", b"x" * 5000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as raised:
+            unpack(made, tmp_path / "out" / "code", LIMITS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.errno == errno.EFBIG
     assert not any((tmp_path / "out").iterdir())
 
 
