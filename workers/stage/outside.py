@@ -34,7 +34,11 @@ def folder_of(job: JobSpec) -> Path | None:
     if not spec.memory:
         return None
     folder = Path(spec.path) if spec.path else scratch.own() or _temporary()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        told = f"train.offload.path: {error.strerror}; expected a folder that can be made"
+        raise OSError(error.errno, told, str(folder)) from None
     if (kind := _kind_of(folder)) in _IN_MEMORY:
         raise OSError(
             f"train.offload.path: {folder} is {kind}, which is memory; expected a folder on a disk"

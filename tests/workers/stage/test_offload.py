@@ -27,7 +27,7 @@ from workers.offload.slots.policy import POLICIES
 from workers.offload.training import gathered
 from workers.stage.beginning import Beginning
 from workers.stage.kept import of_chunks, to_chunks
-from workers.stage.outside import outside_of
+from workers.stage.outside import folder_of, outside_of
 from workers.stage.state import StageState, capture
 
 assert held_out  # a fixture
@@ -293,3 +293,11 @@ def test_what_is_closed_has_no_memory_and_is_not_used_again(tmp_path):
         for use in (outside.state, outside.weights, outside.step_alone):
             with pytest.raises(RuntimeError, match=r"was closed|broken off"):
                 use()
+
+
+def test_a_folder_that_cannot_be_made_names_its_key(tmp_path):
+    (tmp_path / "file").touch()
+    job = JobSpec()
+    job.train.offload.memory, job.train.offload.path = "1MB", str(tmp_path / "file")
+    with pytest.raises(OSError, match=r"train\.offload\.path: File exists; expected .*/file"):
+        folder_of(job)
