@@ -135,6 +135,9 @@ class Processes:
                     self._start(job, entry)
             except ChildError as error:
                 entry.error, entry.failed_with = str(error), error.exit_code
+                if request.role == SHARD and error.exit_code == exit_code_of(END_DISK_FULL):
+                    # It may have had no room to say so, either.
+                    entry.error = f"{entry.error.rstrip()}\n{job.directory}: has no room for it"
             except (CodeError, NoUserError) as error:
                 entry.error = str(error)
             except OSError as error:

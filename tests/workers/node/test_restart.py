@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 
 from chassis.channels import connect
-from chassis.exits import DAMAGED
+from chassis.exits import DAMAGED, reason_of_exit
 from chassis.process import Child, spawn
 from heterps import Client, Cluster
 from heterps.job.file import load_job
 from protos.node_pb2 import SHARD, LaunchReply, LaunchRequest
-from protos.scheduler_pb2 import ListNodesRequest, ProcessStatus
+from protos.scheduler_pb2 import END_DISK_FULL, ListNodesRequest, ProcessStatus
 from protos.scheduler_pb2_grpc import SchedulerStub
 from ps import ParameterClient
+from tests.disks import small_disk
 from tests.jobs import write_ratings
 from tests.pids import alive
 from tests.waiting import wait_until
@@ -137,6 +138,19 @@ def tail(processes: Processes, runs: int) -> bytes:
     assert log is not None
     parts = log.data.split(b"listens on")
     return b"listens on" + parts[-1] if len(parts) == runs + 2 else b""
+
+
+def test_a_shard_that_finds_no_room_says_so(tmp_path: Path) -> None:
+    """Also where its log lies on the same disk."""
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        running = Processes(disk.path, "127.0.0.1", 60.0, rule=RULE)
+        disk.fill()
+        try:
+            with pytest.raises(LaunchError, match=f"{disk.path}/job: has no room") as raised:
+                launch(running)
+        finally:
+            running.close(5.0)
+    assert reason_of_exit(raised.value.exit_code or 0) == END_DISK_FULL
 
 
 def test_a_shard_that_refuses_to_start_ends_with_that_reason(
