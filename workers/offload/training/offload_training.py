@@ -131,14 +131,24 @@ def slots_in(memory: int, layers: Sequence[LayerAt], what: str) -> int:
     Raises:
         ValueError: not one; names what says how much memory there is.
     """
-    extent = max(layer.extent for layer in layers)
-    working = max(sum(one.size for one in weights_of(layer)) for layer in layers) * _WORKING
+    extent, working = _least_in(layers)
     if memory < extent + working:
         raise ValueError(
             f"{what}: expected at least {extent + working} bytes, for an expert with its "
             f"states and what updates it, got {memory}"
         )
     return min((memory - working) // extent, sum(layer.experts for layer in layers))
+
+
+def least_in(layers: Sequence[LayerAt]) -> int:
+    """The bytes with which one expert has room."""
+    return sum(_least_in(layers))
+
+
+def _least_in(layers: Sequence[LayerAt]) -> tuple[int, int]:
+    """Bytes of an expert with its states, and of what updates one."""
+    extent = max(layer.extent for layer in layers)
+    return extent, _WORKING * max(sum(w.size for w in weights_of(layer)) for layer in layers)
 
 
 def _steps_of(store: ChangingCache, layer: int) -> int:

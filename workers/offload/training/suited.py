@@ -15,7 +15,7 @@ from workers.offload.experts.source import of_model
 from workers.offload.experts.updates import Rule
 from workers.offload.running.size import bytes_of
 from workers.offload.training.gathered import with_gradients
-from workers.offload.training.offload_training import DTYPES, slots_in
+from workers.offload.training.offload_training import DTYPES, least_in, slots_in
 
 MEMORY = "train.offload.memory"
 _REMEDY = "or leave train.offload out"
@@ -50,12 +50,16 @@ def check_suited(job: JobSpec, model: nn.Module, layers: Iterable[str]) -> None:
         raise ModelError(
             f"train.offload: expected native kernels, got HETERPS_GROUPED_FFN=loop; {_REMEDY}"
         )
-    rooms = rooms_of(job, model)
-    for at in layers_at(job, model):
+    rooms, places = rooms_of(job, model), layers_at(job, model)
+    total = sum(at.extent * at.experts for at in places)
+    enough = max(
+        (-(-least_in([at]) * total // (at.extent * at.experts)) for at in places), default=0
+    )
+    for at in places:
         try:
             slots_in(rooms[at.name], [at], f"{MEMORY}: {at.name}'s share")
         except ValueError as error:
-            raise ModelError(str(error)) from None
+            raise ModelError(f"{error}; all have enough of {enough} in all") from None
 
 
 def rooms_of(job: JobSpec, model: nn.Module) -> dict[str, int]:

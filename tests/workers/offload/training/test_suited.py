@@ -1,5 +1,6 @@
 """What cannot be trained out of memory is refused by name, with the remedy."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,8 +93,13 @@ def test_memory_is_shared_by_what_layers_have() -> None:
     model = Model()
     assert rooms_of(job("160000"), model) == {"first": 40_000, "second": 120_000}
     expected = r"train\.offload\.memory: first's share: expected at least \d+ bytes"
-    with pytest.raises(ModelError, match=expected):
+    with pytest.raises(ModelError, match=expected) as raised:
         check_suited(job("8000"), model, ["first", "second"])
+    enough = re.search(r"all have enough of (\d+) in all", str(raised.value))
+    assert enough is not None
+    check_suited(job(enough[1]), model, ["first", "second"])
+    with pytest.raises(ModelError, match="share: expected at least"):
+        check_suited(job(str(int(enough[1]) - 1)), model, ["first", "second"])
 
 
 def test_kernels_that_are_turned_off_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
