@@ -21,6 +21,7 @@ _FREE = frozenset(
     (
         *("data.path", "data.prepare"),
         *("train.checkpoint", "train.loggers", "train.from", "train.resume", "train.routes"),
+        "train.offload",
     )
 )
 _TRAINING = ("model", "data", "train")

@@ -9,7 +9,7 @@ import pytest
 
 from heterps import Client, cli
 from heterps.client import archive
-from heterps.client.origins import OriginError
+from heterps.client.origins import OriginError, check_same
 from heterps.commands import complete
 from heterps.commands.own_cluster import look_up_weights
 from heterps.errors import UnknownJobError
@@ -78,6 +78,8 @@ def test_a_job_that_was_cancelled_is_gone_on_with(
         job_id = client.submit(other, resume="job")
         assert node.worker(job_id, 1).resume == cuts[1].place
         client.cancel(job_id)
+        other.train.offload.memory = "1GB"  # where experts lie is no part of the training
+        check_same(other, before, "job")
         other.train.optimizer.learning_rate = 0.5
         with pytest.raises(
             OriginError, match=r"train\.optimizer\.learning_rate: got 0\.5, expected"
