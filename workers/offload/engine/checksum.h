@@ -1,4 +1,4 @@
-// The checksum of zlib, sixteen bytes at a time.
+// The checksum of zlib, CRC-32, as fast as memory is where the processor multiplies polynomials.
 #pragma once
 
 #include <cstddef>
