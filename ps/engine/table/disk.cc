@@ -18,8 +18,8 @@ namespace {
 }
 
 constexpr uint32_t kMaxSlots = (1u << 30) - 1;  // two bits of a place say where its row is
-constexpr double kSpace = 1.35;  // times what is in use: more slots than that are too many
-constexpr size_t kSlack = 3;     // extents besides: those that logs are filling, and one to come
+constexpr double kSpace = 1.42;  // times the bytes of all rows, in memory too: a longer file is
+constexpr size_t kSlack = 3;     // tidied, if it has more extents than this besides full ones
 constexpr size_t kSpare = 2;     // empty extents: one for what is moved, which is to leave one
 constexpr size_t kMostBlock = 16 << 10;  // a file system of larger ones caches pages
 constexpr double kSparse = 0.9;  // of an extent in use: emptying one of more gains too little
@@ -147,7 +147,9 @@ uint64_t DiskFile::Reserve(size_t bytes) {
 }
 
 DiskRows::DiskRows(DiskFile& file, size_t body_bytes)
-    : file_(file), record_bytes_((sizeof(Head) + body_bytes + 3) / 4 * 4) {}
+    : file_(file),
+      body_bytes_(body_bytes),
+      record_bytes_((sizeof(Head) + body_bytes + 3) / 4 * 4) {}
 
 bool DiskRows::has_room(Log log) {
   Open& open = open_[log];
@@ -235,8 +237,10 @@ std::optional<uint32_t> DiskRows::Best() const {
   return found;
 }
 
-std::optional<uint32_t> DiskRows::Sparse() const {
-  const auto most = static_cast<size_t>(kSpace * static_cast<double>(size_)) + kSlack * kExtent;
+std::optional<uint32_t> DiskRows::Sparse(size_t in_memory) const {
+  const double rows = static_cast<double>(size_ + in_memory) * static_cast<double>(body_bytes_) /
+                      static_cast<double>(record_bytes_);
+  const size_t most = std::max(static_cast<size_t>(kSpace * rows), size_ + kSlack * kExtent);
   if (empty_.size() >= kSpare || end() < most) return std::nullopt;
   const std::optional<uint32_t> found = Best();
   if (!found) return std::nullopt;

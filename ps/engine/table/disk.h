@@ -109,8 +109,8 @@ class DiskRows {
   uint32_t Take(Log log);
   void Remove(uint32_t slot);
   // The first slot of the extent that is best emptied, where too many slots of all are not in use
-  // and the logs are about to need another extent.
-  std::optional<uint32_t> Sparse() const;
+  // and the logs are about to need another extent. So many rows more are in memory.
+  std::optional<uint32_t> Sparse(size_t in_memory) const;
 
   void Read(uint32_t slot, char* record) const { ReadMany(slot, 1, record); }
   // Has a record be read for later: with others, or where that is null into the page cache.
@@ -162,7 +162,7 @@ class DiskRows {
   void AddExtent();        // Throws DiskFull.
 
   DiskFile& file_;
-  size_t record_bytes_;
+  size_t body_bytes_, record_bytes_;
   size_t size_ = 0;
   std::vector<Extent> extents_;
   std::vector<uint32_t> in_use_;     // slots of each, apart: all are looked through

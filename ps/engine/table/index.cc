@@ -1,6 +1,7 @@
 #include "table/index.h"
 
 #include <algorithm>
+#include <bit>
 #include <new>
 
 namespace heterps::ps {
@@ -27,13 +28,24 @@ void Index::Grow() {
       std::max<size_t>(count_ + 1, static_cast<size_t>(static_cast<double>(count_) * growth_)));
 }
 
+void Index::MakeRoomFor(uint32_t place) {
+  const uint32_t both = place & more_;
+  if (both == 0) return;
+  const uint32_t kept = more_ & ~0u << std::bit_width(both);  // above the place's highest bit
+  for (uint64_t b = 0; b < count_; ++b) {
+    for (uint32_t& entry : buckets_[b].entries) entry &= ~more_ | kept;
+  }
+  more_ = kept;
+}
+
 void Index::Insert(uint64_t hash, uint32_t place) {
+  MakeRoomFor(place);
   for (uint64_t b = HomeOf(hash);; b = After(b)) {
     Bucket& bucket = buckets_[b];
     if (const uint32_t empty = Matches(bucket, 0)) {
       const int slot = __builtin_ctz(empty);
       bucket.tags[static_cast<size_t>(slot)] = TagOf(hash);
-      bucket.places[static_cast<size_t>(slot)] = place;
+      bucket.entries[static_cast<size_t>(slot)] = place | MoreOf(hash);
       ++size_;
       return;
     }
@@ -41,13 +53,19 @@ void Index::Insert(uint64_t hash, uint32_t place) {
   }
 }
 
+void Index::Replace(uint64_t hash, uint32_t from, uint32_t to) {
+  MakeRoomFor(to);
+  *FindEntry(hash, [&](uint32_t place) { return place == from; }) = to | MoreOf(hash);
+}
+
 void Index::Erase(uint64_t hash, uint32_t place) {
   const uint8_t tag = TagOf(hash);
+  const uint32_t entry = place | MoreOf(hash);
   for (uint64_t b = HomeOf(hash);; b = After(b)) {
     Bucket& bucket = buckets_[b];
     for (uint32_t m = Matches(bucket, tag); m; m &= m - 1) {
       const auto slot = static_cast<size_t>(__builtin_ctz(m));
-      if (bucket.places[slot] != place) continue;
+      if (bucket.entries[slot] != entry) continue;
       bucket.tags[slot] = 0;
       --size_;
       return;

@@ -61,10 +61,6 @@ void Subtable::Insert(uint64_t key, uint64_t hash, uint32_t place) {
   index_.Insert(hash, place);
 }
 
-void Subtable::Replace(uint64_t hash, uint32_t from, uint32_t to) {
-  *index_.FindEntry(hash, [&](uint32_t place) { return place == from; }) = to;
-}
-
 uint32_t Subtable::Create(uint64_t key, uint64_t hash, bool full) {
   const uint32_t kind = full ? kFull : kNarrow;
   const uint32_t slot = pools_[kind].Add(key, generation_);
@@ -144,7 +140,7 @@ uint32_t Subtable::Widen(uint64_t key, uint64_t hash, uint32_t place) {
   layout_.Widen(key, full.row(to));
   full.usage(to) = narrow.usage(from);
   if (options_.tiered()) full.heat(to) = narrow.heat(from);
-  Replace(hash, place, PlaceFor(kFull, to));
+  index_.Replace(hash, place, PlaceFor(kFull, to));
   narrow.Remove(from);
   return PlaceFor(kFull, to);
 }

@@ -176,7 +176,6 @@ class alignas(64) Subtable {
   uint32_t Widen(uint64_t key, uint64_t hash, uint32_t place);
   void Remove(uint64_t key, uint64_t hash, uint32_t place);
   void Evict(uint64_t key, uint64_t hash, uint32_t place);
-  void Replace(uint64_t hash, uint32_t from, uint32_t to);
   // The generation of a row that moves.
   uint32_t Moved(uint32_t generation) const { return snapshot_ ? generation_ : generation; }
 

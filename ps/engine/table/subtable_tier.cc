@@ -72,7 +72,7 @@ uint32_t Subtable::Promote(uint64_t key, uint64_t hash, uint32_t place, uint8_t 
   std::memcpy(rows.row(slot), record.row, rows.row_bytes());
   rows.heat(slot) = Heat::Expecting(uses);
   if (usage_) rows.usage(slot) = record.usage;
-  Replace(hash, place, PlaceFor(kind, slot));
+  index_.Replace(hash, place, PlaceFor(kind, slot));
   disk_.Remove(SlotOf(place));
   ++counters_.promoted;
   return PlaceFor(kind, slot);
@@ -109,8 +109,8 @@ void Subtable::Demote(size_t bytes) {
     Pool& rows = pools_[kind];
     for (size_t i = 0; i < leaving.size(); ++i) {
       const uint64_t key = rows.key(leaving[i]);
-      Replace(Mix(key), PlaceFor(kind, leaving[i]),
-              PlaceFor(kDisk, first + static_cast<uint32_t>(i)));
+      index_.Replace(Mix(key), PlaceFor(kind, leaving[i]),
+                     PlaceFor(kDisk, first + static_cast<uint32_t>(i)));
       rows.Remove(leaving[i]);
       ++counters_.demoted;
     }
@@ -172,7 +172,7 @@ void Subtable::Demote(size_t bytes) {
 }
 
 void Subtable::Tidy() {
-  while (const std::optional<uint32_t> first = disk_.Sparse()) {
+  while (const std::optional<uint32_t> first = disk_.Sparse(rows() - disk_.size())) {
     if (!Empty(*first)) return;
   }
 }
@@ -216,7 +216,7 @@ bool Subtable::Empty(uint32_t first) {
   for (size_t i = 0; i < moved.size(); ++i) {
     uint64_t key;
     std::memcpy(&key, &records[i * size], sizeof(key));
-    Replace(Mix(key), PlaceFor(kDisk, moved[i].first), PlaceFor(kDisk, moved[i].second));
+    index_.Replace(Mix(key), PlaceFor(kDisk, moved[i].first), PlaceFor(kDisk, moved[i].second));
     disk_.Remove(moved[i].first);
   }
   counters_.tidied += moved.size();
@@ -232,7 +232,7 @@ void Subtable::Compact(uint32_t kind) {
     SaveBefore(PlaceFor(kind, from));
     rows.generation(from) = Moved(rows.generation(from));
     rows.Move(from, to);
-    Replace(Mix(rows.key(to)), PlaceFor(kind, from), PlaceFor(kind, to));
+    index_.Replace(Mix(rows.key(to)), PlaceFor(kind, from), PlaceFor(kind, to));
   }
   rows.Truncate();
 }

@@ -34,7 +34,7 @@ def most_bytes(table: LocalTable, rows: int, parts: int = 64) -> float:
     """Of a file, which may have this many holes and has had so many rows at most."""
     used = USAGE if table.spec.HasField("eviction") else 0
     record = (HEAD + used + 4 * table.dim + 3) // 4 * 4
-    return (1.35 * rows + 5 * parts * EXTENT) * record
+    return (1.42 * rows + 5 * parts * EXTENT) * record
 
 
 class Reference:
