@@ -98,7 +98,10 @@ def _check_activation(config: Path) -> None:
     """Refuse a family's checkpoint that says of itself that its experts are no SwiGLU ones."""
     if not config.is_file():
         return
-    told = json.loads(config.read_text()).get("hidden_act", "silu")
+    try:
+        told = json.loads(config.read_bytes()).get("hidden_act", "silu")
+    except (ValueError, AttributeError) as error:
+        raise ExpertFileError(f"{config}: expected a JSON object: {error}") from None
     if told not in ("silu", "swish"):
         raise ExpertFileError(
             f"{config}: hidden_act: expected silu, which packed experts compute with, got {told!r}"

@@ -252,6 +252,10 @@ def test_experts_that_are_no_plain_swiglu_are_refused(tmp_path: Path) -> None:
     config.write_text('{"hidden_act": "gelu"}')
     with pytest.raises(ExpertFileError, match=r"hidden_act: expected silu, .* got 'gelu'"):
         pack_experts(tmp_path, tmp_path / "experts", names="mixtral")
+    for damaged in (b'{"hidden_act": ', b"[]", b"\xff\xfe\xfa"):
+        config.write_bytes(damaged)
+        with pytest.raises(ExpertFileError, match=r"config\.json: expected a JSON object"):
+            pack_experts(tmp_path, tmp_path / "damaged", names="mixtral")
     config.write_text('{"hidden_act": "silu"}')
     assert pack_experts(tmp_path, tmp_path / "experts", names="mixtral")
     save_file(weights | {"m.0.experts.0.w1.bias": torch.ones(2)}, path)
