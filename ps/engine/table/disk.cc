@@ -184,14 +184,18 @@ void DiskRows::OpenNext(Log log) {
       const std::optional<uint32_t> emptiest = Emptiest();
       if (log == kSettled || !emptiest || in_use_[*emptiest] == kExtent) throw;
       file_.set_full(false);
-      open = {true, *emptiest, 0};
-      opened_at_[open.extent] = ++opened_;
-      return;
+      return Begin(log, *emptiest);
     }
   }
-  open = {true, empty_.back(), 0};
+  const uint32_t extent = empty_.back();
   empty_.pop_back();
-  opened_at_[open.extent] = ++opened_;
+  Begin(log, extent);
+}
+
+void DiskRows::Begin(Log log, uint32_t extent) {
+  open_[log] = {true, extent, 0};
+  opened_at_[extent] = ++opened_;
+  ++versions_[extent];
 }
 
 void DiskRows::AddExtent() {
@@ -201,10 +205,10 @@ void DiskRows::AddExtent() {
   }
   // First, so that nothing is half done where there is no memory, and Remove never needs any.
   HaveRoom(&extents_, count), HaveRoom(&in_use_, count), HaveRoom(&opened_at_, count),
-      HaveRoom(&writes_, count), HaveRoom(&empty_, count);
+      HaveRoom(&versions_, count), HaveRoom(&empty_, count);
   extents_.push_back({file_.Reserve(Around(0, kExtent * record_bytes_, file_.block()).size)});
   in_use_.push_back(0);
-  writes_.push_back(0);
+  versions_.push_back(0);
   opened_at_.push_back(0);
   empty_.push_back(static_cast<uint32_t>(count) - 1);
 }
@@ -252,7 +256,6 @@ void DiskRows::ReadMany(uint32_t first, uint32_t count, char* records) const {
 }
 
 void DiskRows::WriteMany(uint32_t first, uint32_t count, const char* records) {
-  ++writes_[first / kExtent];
   const size_t block = file_.block(), size = count * record_bytes_;
   const uint64_t offset = OffsetOf(first);
   if (block == 1) return file_.Write(records, size, offset);
@@ -273,6 +276,11 @@ void DiskRows::WriteMany(uint32_t first, uint32_t count, const char* records) {
   if (!edge.bytes) edge.bytes = BlockOf(block, block);
   std::memcpy(edge.bytes.get(), bytes.get() + span - block, block);
   edge.offset = begin + span - block;
+}
+
+void DiskRows::Rewrite(uint32_t first, uint32_t count, const char* records) {
+  ++versions_[first / kExtent];
+  WriteMany(first, count, records);
 }
 
 void DiskRows::Complete(uint64_t offset, uint32_t first, uint32_t count, char* block) const {

@@ -116,16 +116,21 @@ class DiskRows {
   // Has a record be read for later: with others, or where that is null into the page cache.
   void Expect(uint32_t slot, Fetched* with) const {
     if (with) {
-      with->Add(slot, WritesOf(slot), record_bytes_, OffsetOf(slot));
+      with->Add(slot, VersionOf(slot), record_bytes_, OffsetOf(slot));
     } else {
       file_.Expect(record_bytes_, OffsetOf(slot));
     }
   }
   // A record that was read so, if it is still what the slot has.
-  const char* Find(uint32_t slot, const Fetched& in) const { return in.Find(slot, WritesOf(slot)); }
+  const char* Find(uint32_t slot, const Fetched& in) const {
+    return in.Find(slot, VersionOf(slot));
+  }
   // Records of consecutive slots; of those that are not used they say nothing.
   void ReadMany(uint32_t first, uint32_t count, char* records) const;
+  // Of slots that were taken and not written since.
   void WriteMany(uint32_t first, uint32_t count, const char* records);
+  // Of slots that have other records.
+  void Rewrite(uint32_t first, uint32_t count, const char* records);
   // How many consecutive slots from `first` lie together in the file.
   static uint32_t Together(uint32_t first) { return kExtent - first % kExtent; }
 
@@ -141,8 +146,9 @@ class DiskRows {
     uint32_t extent = 0, next = 0;
   };
 
-  // How often its extent was written to.
-  uint32_t WritesOf(uint32_t slot) const { return writes_[slot / kExtent]; }
+  // The same as long as the slot, while it is in use, has the same record: a log fills an extent in
+  // order, so that one that was removed is taken again when another log has begun it, not before.
+  uint32_t VersionOf(uint32_t slot) const { return versions_[slot / kExtent]; }
   uint64_t OffsetOf(uint32_t slot) const {
     return extents_[slot / kExtent].offset + uint64_t{slot % kExtent} * record_bytes_;
   }
@@ -159,14 +165,15 @@ class DiskRows {
   // will stay so.
   std::optional<uint32_t> Best() const;
   void OpenNext(Log log);  // Throws DiskFull.
-  void AddExtent();        // Throws DiskFull.
+  void Begin(Log log, uint32_t extent);
+  void AddExtent();  // Throws DiskFull.
 
   DiskFile& file_;
   size_t body_bytes_, record_bytes_;
   size_t size_ = 0;
   std::vector<Extent> extents_;
-  std::vector<uint32_t> in_use_;     // slots of each, apart: all are looked through
-  std::vector<uint32_t> writes_;     // to each
+  std::vector<uint32_t> in_use_;  // slots of each, apart: all are looked through
+  std::vector<uint32_t> versions_;
   std::vector<uint64_t> opened_at_;  // when each was last begun, by how many had been
   uint64_t opened_ = 0;
   std::vector<uint32_t> empty_;  // extents that no log is filling

@@ -302,7 +302,7 @@ void Subtable::ForEachOnDisk(Visit visit) {
       throw;
     }
     extent_ = nullptr;
-    if (extent.changed) disk_.WriteMany(first, count, records.data());
+    if (extent.changed) disk_.Rewrite(first, count, records.data());
     if (!more) return;
     first += count;
   }
