@@ -174,7 +174,8 @@ template <typename Work, typename After>
 size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint64_t turn,
                        Work work, After after) {
   const size_t n = whole.end;
-  const bool parallel = n >= (file_.bytes() > 0 ? kParallelOnDisk : kParallelFrom);
+  const bool on_disk = file_.bytes() > 0;
+  const bool parallel = n >= (on_disk ? kParallelOnDisk : kParallelFrom);
   const auto for_each = [parallel](size_t count, const auto& task) {
     if (parallel) {
       ParallelFor(count, task);
@@ -182,7 +183,8 @@ size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint
       for (size_t i = 0; i < count; ++i) task(i);
     }
   };
-  const size_t ranges = together || !parallel ? 1 : std::max<size_t>(n / kRange, 2);
+  // Between ranges rows may leave memory that the next one needs.
+  const size_t ranges = together || !parallel ? 1 : std::max<size_t>(n / kRange, on_disk ? 1 : 2);
   std::vector<Grouped> grouped(ranges);
   for_each(ranges, [&](size_t r) {
     grouped[r] = Group({whole.keys, whole.key_bytes, n * r / ranges, n * (r + 1) / ranges}, mine);
@@ -208,7 +210,7 @@ size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint
       sub.passed.notify_all();
     }
   };
-  if (file_.bytes() == 0) {
+  if (!on_disk) {
     for_each(kSubtables, [&](size_t s) { work_at(s, nullptr); });
   } else {
     // What lies on the disk is read while the sub-tables before are worked on: many rows at once,
