@@ -21,6 +21,7 @@ constexpr uint32_t kMaxSlots = (1u << 30) - 1;  // two bits of a place say where
 constexpr double kSpace = 1.42;  // times the bytes of all rows, in memory too: a longer file is
 constexpr size_t kSlack = 3;     // tidied, if it has more extents than this besides full ones
 constexpr size_t kSpare = 2;     // empty extents: one for what is moved, which is to leave one
+constexpr size_t kReadyAtOnce = 1 << 20;
 constexpr size_t kMostBlock = 16 << 10;  // a file system of larger ones caches pages
 constexpr double kSparse = 0.9;  // of an extent in use: emptying one of more gains too little
 
@@ -132,7 +133,20 @@ void DiskFile::Write(const void* data, size_t size, uint64_t offset) {
 uint64_t DiskFile::Reserve(size_t bytes) {
   std::lock_guard lock(reserving_);
   const uint64_t offset = end_.load(std::memory_order_relaxed);
-  const int error = ::posix_fallocate(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  if (offset + bytes > ready_) {
+    try {
+      MakeReady(std::max(bytes, block_ > 1 ? kReadyAtOnce : 0));
+    } catch (const DiskFull&) {
+      MakeReady(bytes);
+    }
+  }
+  set_full(false);
+  end_.store(offset + bytes, std::memory_order_relaxed);
+  return offset;
+}
+
+void DiskFile::MakeReady(size_t bytes) {
+  const int error = ::posix_fallocate(fd_, static_cast<off_t>(ready_), static_cast<off_t>(bytes));
   if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
     set_full(true);
     throw DiskFull(std::string("no room for rows on disk: ") + std::strerror(error));
@@ -141,9 +155,12 @@ uint64_t DiskFile::Reserve(size_t bytes) {
     errno = error;
     Fail("room for rows on disk cannot be reserved");
   }
-  set_full(false);
-  end_.store(offset + bytes, std::memory_order_relaxed);
-  return offset;
+  if (block_ > 1) {  // who writes for the first time where nothing was has all reads wait for it
+    const Block zeros = BlockOf(block_, bytes);
+    std::memset(zeros.get(), 0, bytes);
+    Write(zeros.get(), bytes, ready_);
+  }
+  ready_ += bytes;
 }
 
 DiskRows::DiskRows(DiskFile& file, size_t body_bytes)

@@ -65,6 +65,7 @@ class DiskFile {
 
  private:
   void ReadAll(void* to, size_t size, uint64_t offset) const;
+  void MakeReady(size_t bytes);  // that many more. Throws DiskFull.
 
   int fd_ = -1;
   size_t align_ = 1;  // of reads
@@ -72,6 +73,7 @@ class DiskFile {
   std::mutex lending_;
   std::vector<std::unique_ptr<Ring>> idle_;
   std::mutex reserving_;
+  uint64_t ready_ = 0;  // up to where all may be written
   std::atomic<uint64_t> end_{0};
   std::atomic<bool> full_{false};
 };

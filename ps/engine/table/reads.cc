@@ -42,7 +42,7 @@ void Fetched::Begin() {
     const Span span = SpanOf(one);
     one.record = to + (one.offset - span.begin);
     ++left_;
-    ring_->Push(Ring::What::kRead, fd_, to, span.size, span.begin, &one);
+    ring_->Read(fd_, to, span.size, span.begin, &one);
     to += span.size;
   }
   ring_->Enter(0);

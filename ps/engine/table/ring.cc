@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 
 #if __has_include(<linux/io_uring.h>)
 #include <linux/io_uring.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 #define HETERPS_HAS_URING 1
 #endif
@@ -17,8 +19,7 @@ namespace heterps::ps {
 
 namespace {
 
-constexpr unsigned kEntries = 256;        // handed over at once
-constexpr unsigned kDone = 4 * kEntries;  // of those that are done; the kernel keeps what is beyond
+constexpr unsigned kMost = 60;  // under way at once: two of these are what many a disk takes
 
 unsigned Load(unsigned* from) { return std::atomic_ref(*from).load(std::memory_order_acquire); }
 void Store(unsigned* to, unsigned value) {
@@ -29,10 +30,8 @@ void Store(unsigned* to, unsigned value) {
 
 std::unique_ptr<Ring> Ring::Open() {
   io_uring_params params{};
-  params.flags = IORING_SETUP_CQSIZE | IORING_SETUP_CLAMP;
-  params.cq_entries = kDone;
   std::unique_ptr<Ring> out(new Ring);
-  out->fd_ = static_cast<int>(::syscall(SYS_io_uring_setup, kEntries, &params));
+  out->fd_ = static_cast<int>(::syscall(SYS_io_uring_setup, kMost, &params));
   if (out->fd_ < 0) return nullptr;
   const unsigned needed = IORING_FEAT_SINGLE_MMAP | IORING_FEAT_NODROP;
   if ((params.features & needed) != needed) return nullptr;
@@ -50,14 +49,13 @@ std::unique_ptr<Ring> Ring::Open() {
   const auto at = [&](unsigned offset) {
     return reinterpret_cast<unsigned*>(out->queue_ + offset);
   };
-  out->room_ = params.sq_entries;
   out->head_ = at(params.sq_off.head), out->tail_ = at(params.sq_off.tail);
   out->mask_ = *at(params.sq_off.ring_mask);
   out->done_head_ = at(params.cq_off.head), out->done_tail_ = at(params.cq_off.tail);
   out->done_mask_ = *at(params.cq_off.ring_mask);
   out->done_ = at(params.cq_off.cqes);
   for (unsigned i = 0; i < params.sq_entries; ++i) at(params.sq_off.array)[i] = i;
-  out->Push(What::kNothing, -1, nullptr, 0, 0, nullptr);  // whether it may also be used
+  out->Push(nullptr);  // whether it may also be used
   if (!out->Enter(1) || !out->TakeDone()) return nullptr;
   return out;
 }
@@ -68,24 +66,47 @@ Ring::~Ring() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-void Ring::Push(What what, int fd, void* bytes, size_t size, uint64_t offset, Asked* asked) {
-  while (*tail_ - Load(head_) == room_) {
-    if (!TakeDone()) Enter(0);
-  }
+void Ring::Read(int fd, void* bytes, size_t size, uint64_t offset, Asked* asked) {
+  asked->fd_ = fd, asked->bytes_ = bytes, asked->offset_ = offset;
+  asked->size_ = static_cast<uint32_t>(size);
+  waiting_.push_back(asked);
+}
+
+void Ring::Push(Asked* asked) {
   io_uring_sqe& entry = static_cast<io_uring_sqe*>(entries_)[*tail_ & mask_];
   entry = {};
-  entry.opcode = what == What::kRead ? IORING_OP_READ : IORING_OP_NOP;
-  entry.fd = fd;
-  entry.addr = reinterpret_cast<uint64_t>(bytes);
-  entry.len = static_cast<uint32_t>(size);
-  entry.off = offset;
-  entry.user_data = reinterpret_cast<uint64_t>(asked);
+  entry.opcode = IORING_OP_NOP;
+  if (asked) {
+    entry.opcode = IORING_OP_READ;
+    entry.rw_flags = patient_ ? 0 : RWF_NOWAIT;
+    entry.fd = asked->fd_;
+    entry.addr = reinterpret_cast<uint64_t>(asked->bytes_);
+    entry.len = asked->size_;
+    entry.off = asked->offset_;
+    entry.user_data = reinterpret_cast<uint64_t>(asked);
+    asked->patient_ = patient_;
+  }
   Store(tail_, *tail_ + 1);
+  ++flying_;
+}
+
+int Ring::Now(const Asked& asked) {
+  for (;;) {
+    const ssize_t done =
+        ::pread(asked.fd_, asked.bytes_, asked.size_, static_cast<off_t>(asked.offset_));
+    if (done >= 0) return static_cast<int>(done);
+    if (errno != EINTR) return -errno;
+  }
 }
 
 bool Ring::Enter(unsigned at_least) {
-  return ::syscall(SYS_io_uring_enter, fd_, *tail_ - Load(head_), at_least, IORING_ENTER_GETEVENTS,
-                   nullptr, 0) >= 0;
+  while (!waiting_.empty() && flying_ < kMost && (!held_ || flying_ == 0)) {
+    Push(waiting_.front());
+    waiting_.pop_front();
+    held_ = false;
+  }
+  return ::syscall(SYS_io_uring_enter, fd_, *tail_ - Load(head_), std::min(at_least, flying_),
+                   IORING_ENTER_GETEVENTS, nullptr, 0) >= 0;
 }
 
 bool Ring::TakeDone() {
@@ -94,9 +115,21 @@ bool Ring::TakeDone() {
   if (at == end) return false;
   for (; at != end; ++at) {
     const io_uring_cqe& done = static_cast<const io_uring_cqe*>(done_)[at & done_mask_];
-    if (done.user_data) reinterpret_cast<Asked*>(done.user_data)->Done(done.res);
+    --flying_;
+    held_ = done.res == -EAGAIN;
+    auto* asked = reinterpret_cast<Asked*>(done.user_data);
+    const bool unknown = done.res == -EOPNOTSUPP && asked && !asked->patient_;
+    patient_ |= unknown;
+    if (unknown || (held_ && flying_ > 0)) {
+      waiting_.push_back(asked);
+    } else if (held_) {  // nothing else is under way: so long others have to wait as well
+      asked->Done(Now(*asked));
+    } else if (asked) {
+      asked->Done(done.res);
+    }
   }
   Store(done_head_, at);
+  if (!waiting_.empty()) Enter(0);
   return true;
 }
 
@@ -104,7 +137,8 @@ bool Ring::TakeDone() {
 
 std::unique_ptr<Ring> Ring::Open() { return nullptr; }
 Ring::~Ring() = default;
-void Ring::Push(What, int, void*, size_t, uint64_t, Asked*) {}
+void Ring::Read(int, void*, size_t, uint64_t, Asked*) {}
+void Ring::Push(Asked*) {}
 bool Ring::Enter(unsigned) { return false; }
 bool Ring::TakeDone() { return false; }
 

@@ -343,3 +343,23 @@ def test_other_threads_go_on_while_keys_on_disk_are_listed(tmp_path: Path) -> No
         thread.join()
     assert gone > 20
     assert len(table._table.keys(10)) == 10
+
+
+def test_rows_on_disk_are_read_without_threads_of_the_kernel(tmp_path: Path) -> None:
+    """A read that waited with one, for a lock or the device, might never end."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux")
+
+    def workers() -> list[str]:
+        names = [one.read_text() for one in Path("/proc/self/task").glob("*/comm")]
+        return [name for name in names if name.startswith("iou-wrk")]
+
+    before = workers()
+    table = LocalTable.create("t", DIM, directory=str(tmp_path), memory_bytes=BUDGET)
+    draw = np.random.default_rng(0)
+    for _ in range(60):
+        keys = np.unique(draw.integers(0, 40_000, 4000)).astype(np.uint64)
+        table.pull(keys)
+        table.push(keys, np.ones((len(keys), DIM), np.float32))
+        assert workers() == before
+    assert table.counters["promoted"] > 60 * 1000
