@@ -22,7 +22,7 @@ import numpy as np
 from bench.beyond.turns import can_cap
 from bench.pages import RESULTS, machine, versions, write
 from bench.ssd.contestants import CONTESTANTS
-from bench.ssd.device import random_reads
+from bench.ssd.device import Device
 from bench.ssd.processes import BESIDE, MEMORY, Process, child
 from bench.ssd.steps import SHARE, TABLE, ZIPF, Steps, count_of, row_bytes
 
@@ -33,8 +33,8 @@ def measure(work: Path, dim: int, rounds: int, seconds: float, within: float) ->
     """Turns of all contestants with rows of a width."""
     until = time.monotonic() + within
     found: dict[str, Any] = {"rows": count_of(dim), "turns": {}, "filled": {}}
-    found["reads_a_second"] = random_reads(work, TABLE, 2.0)
-    field = {}
+    found["reads_a_second"] = []  # of each round: the disk is not always as fast
+    field, device = {}, Device(work, TABLE)
     updated = 0
     try:
         for name in CONTESTANTS:  # one after the other: filling is no turn
@@ -43,6 +43,7 @@ def measure(work: Path, dim: int, rounds: int, seconds: float, within: float) ->
             warmed = field[name].run(seconds)  # until memory is as it stays
             updated += warmed.get("rows", 0) if name == "ours" else 0
         for _ in range(rounds):
+            found["reads_a_second"].append(device.reads(1.0))
             for name, one in field.items():
                 turn = one.run(seconds)
                 found["turns"].setdefault(name, []).append(turn)
@@ -58,6 +59,7 @@ def measure(work: Path, dim: int, rounds: int, seconds: float, within: float) ->
     finally:
         for one in field.values():
             one.close()
+        device.close()
     _compare(found, Steps(dim))
     return found
 
@@ -91,12 +93,18 @@ def rate(turns: list[dict[str, Any]]) -> float:
     return statistics.median(t["rows"] / t["seconds"] if t.get("rows") else 0.0 for t in turns)
 
 
-def allowed(one: dict[str, Any], name: str) -> float:
-    """Rows a second for which the disk would have the cold ones read, a page each."""
-    turns = [t for t in one["turns"][name] if t.get("promoted")]
-    if not turns:
-        return float("inf")
-    return statistics.median(one["reads_a_second"] * t["rows"] / t["promoted"] for t in turns)
+def share(one: dict[str, Any], name: str) -> float:
+    """Of what is less: its rate with all in memory, or with reads of a page for cold rows alone.
+
+    The median of rounds, each by what the disk gave in it.
+    """
+    found = []
+    for turn, reads in zip(one["turns"][name], one["reads_a_second"], strict=True):
+        if not turn.get("rows"):
+            return 0.0
+        allowed = reads * turn["rows"] / max(1, turn["promoted"])
+        found.append(turn["rows"] / turn["seconds"] / min(allowed, rate(one["turns"][MEMORY])))
+    return statistics.median(found)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -111,10 +119,7 @@ def table(result: dict[str, Any]) -> str:
     for dim, one in result["dims"].items():
         rates = {name: rate(turns) for name, turns in one["turns"].items()}
         best = max(rates["rocksdict"], rates["lmdb"]) or float("nan")
-        shares = [
-            f"{rates[name] / min(rates[MEMORY], allowed(one, name)):.0%}"
-            for name in ("ours", "ours, ahead")
-        ]
+        shares = [f"{share(one, name):.0%}" for name in ("ours", "ours, ahead")]
         aged, live = one["aged"], one["rows"] * row_bytes(int(dim))
         wrong = [n for n, turns in one["turns"].items() if not turns[-1].get("equal")]
         wrong += [] if aged.get("equal") else ["ours at last"]

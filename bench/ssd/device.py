@@ -11,23 +11,36 @@ from pathlib import Path
 PAGE, AT_ONCE = 4096, 32
 
 
-def random_reads(work: Path, size: int, seconds: float) -> float:
-    """Reads of a page a second, many at once, of a file of `size` bytes."""
-    path = work / "device"
-    with path.open("wb") as stream:
-        for _ in range(0, size, 1 << 20):
-            stream.write(os.urandom(1 << 20))
-        os.fsync(stream.fileno())
-    cores = os.cpu_count() or 1
-    try:
-        # A process a core, else Python's lock would be what is measured.
-        with ProcessPoolExecutor(cores, multiprocessing.get_context("forkserver")) as processes:
-            list(processes.map(time.sleep, [0.2] * cores))  # until all are there
-            end = time.time() + seconds
-            asked = [processes.submit(_reads, path, size, end, core) for core in range(cores)]
-            return sum(one.result() for one in asked) / seconds
-    finally:
-        path.unlink()
+class Device:
+    """Reads of pages of a file of its own, many at once, by a process a core.
+
+    One process would measure Python's lock.
+    """
+
+    def __init__(self, work: Path, size: int) -> None:
+        self._path, self._size = work / "device", size
+        with self._path.open("wb") as stream:
+            for _ in range(0, size, 1 << 20):
+                stream.write(os.urandom(1 << 20))
+            os.fsync(stream.fileno())
+        self._cores = os.cpu_count() or 1
+        context = multiprocessing.get_context("forkserver")
+        self._processes = ProcessPoolExecutor(self._cores, context)
+        list(self._processes.map(time.sleep, [0.2] * self._cores))  # until all are there
+
+    def reads(self, seconds: float) -> float:
+        """Of a page, a second."""
+        end = time.time() + seconds
+        asked = [
+            self._processes.submit(_reads, self._path, self._size, end, core)
+            for core in range(self._cores)
+        ]
+        return sum(one.result() for one in asked) / seconds
+
+    def close(self) -> None:
+        """End the processes, and have the file go."""
+        self._processes.shutdown()
+        self._path.unlink()
 
 
 def _reads(path: Path, size: int, end: float, core: int) -> int:

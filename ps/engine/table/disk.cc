@@ -21,8 +21,9 @@ constexpr uint32_t kMaxSlots = (1u << 30) - 1;  // two bits of a place say where
 constexpr double kSpace = 1.42;  // times the bytes of all rows, in memory too: a longer file is
 constexpr size_t kSlack = 3;     // tidied, if it has more extents than this besides full ones
 constexpr size_t kSpare = 2;     // empty extents: one for what is moved, which is to leave one
-constexpr size_t kReadyAtOnce = 1 << 20;
 constexpr size_t kMostBlock = 16 << 10;  // a file system of larger ones caches pages
+constexpr size_t kReadyAtOnce = 1 << 20;
+alignas(kMostBlock) char kZeros[kReadyAtOnce];  // only read, and so no memory of its own
 constexpr double kSparse = 0.9;  // of an extent in use: emptying one of more gains too little
 
 // Has appending to it throw nothing up to so many.
@@ -156,9 +157,9 @@ void DiskFile::MakeReady(size_t bytes) {
     Fail("room for rows on disk cannot be reserved");
   }
   if (block_ > 1) {  // who writes for the first time where nothing was has all reads wait for it
-    const Block zeros = BlockOf(block_, bytes);
-    std::memset(zeros.get(), 0, bytes);
-    Write(zeros.get(), bytes, ready_);
+    for (size_t done = 0; done < bytes; done += kReadyAtOnce) {
+      Write(kZeros, std::min(kReadyAtOnce, bytes - done), ready_ + done);
+    }
   }
   ready_ += bytes;
 }

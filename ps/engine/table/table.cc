@@ -18,7 +18,7 @@ constexpr uint64_t kTrimmedAtOnce = 1 << 20;  // rows
 constexpr size_t kParallelFrom = 16384;       // keys from which a batch is worth several threads
 constexpr size_t kParallelOnDisk = 512;       // where rows are read by two system calls each
 constexpr size_t kRange = 24576;              // keys that one of them groups at once
-constexpr size_t kExpected = 1024;            // keys, about, whose rows are being read from disk
+constexpr size_t kExpected = 512;             // keys, about, whose rows are being read from disk
 
 // Whether memory is such that what is not counted is little of it: slabs that are not full, all of
 // whose bytes large pages make resident, and what an index leaves as it grows.
