@@ -50,7 +50,7 @@ DiskFile::DiskFile(const std::string& directory) {
   std::unique_ptr<Ring> queue = Ring::Open();
   if (queue && ::statx(fd_, "", AT_EMPTY_PATH, STATX_DIOALIGN, &told) == 0 &&
       told.stx_mask & STATX_DIOALIGN && told.stx_dio_offset_align > 0 &&
-      told.stx_blksize <= kMostBlock &&
+      told.stx_blksize <= kMostBlock && Ring::CanRead(fd_) &&
       ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_DIRECT) == 0) {
     align_ = std::max(told.stx_dio_offset_align, told.stx_dio_mem_align);
     block_ = std::max<size_t>(align_, told.stx_blksize);

@@ -60,6 +60,12 @@ std::unique_ptr<Ring> Ring::Open() {
   return out;
 }
 
+bool Ring::CanRead(int fd) {
+  alignas(4096) static char page[4096];
+  iovec some{page, sizeof(page)};
+  return ::preadv2(fd, &some, 1, 0, RWF_NOWAIT) >= 0 || errno != EOPNOTSUPP;
+}
+
 Ring::~Ring() {
   if (queue_) ::munmap(queue_, queue_bytes_);
   if (entries_) ::munmap(entries_, entry_bytes_);
@@ -78,13 +84,12 @@ void Ring::Push(Asked* asked) {
   entry.opcode = IORING_OP_NOP;
   if (asked) {
     entry.opcode = IORING_OP_READ;
-    entry.rw_flags = patient_ ? 0 : RWF_NOWAIT;
+    entry.rw_flags = RWF_NOWAIT;
     entry.fd = asked->fd_;
     entry.addr = reinterpret_cast<uint64_t>(asked->bytes_);
     entry.len = asked->size_;
     entry.off = asked->offset_;
     entry.user_data = reinterpret_cast<uint64_t>(asked);
-    asked->patient_ = patient_;
   }
   Store(tail_, *tail_ + 1);
   ++flying_;
@@ -115,12 +120,10 @@ bool Ring::TakeDone() {
   if (at == end) return false;
   for (; at != end; ++at) {
     const io_uring_cqe& done = static_cast<const io_uring_cqe*>(done_)[at & done_mask_];
-    --flying_;
-    held_ = done.res == -EAGAIN;
     auto* asked = reinterpret_cast<Asked*>(done.user_data);
-    const bool unknown = done.res == -EOPNOTSUPP && asked && !asked->patient_;
-    patient_ |= unknown;
-    if (unknown || (held_ && flying_ > 0)) {
+    --flying_;
+    held_ = asked && done.res == -EAGAIN;
+    if (held_ && flying_ > 0) {
       waiting_.push_back(asked);
     } else if (held_) {  // nothing else is under way: so long others have to wait as well
       asked->Done(Now(*asked));
@@ -136,6 +139,7 @@ bool Ring::TakeDone() {
 #else
 
 std::unique_ptr<Ring> Ring::Open() { return nullptr; }
+bool Ring::CanRead(int) { return false; }
 Ring::~Ring() = default;
 void Ring::Read(int, void*, size_t, uint64_t, Asked*) {}
 void Ring::Push(Asked*) {}

@@ -2,8 +2,7 @@
 //
 // No read is one that would have to wait for a lock or for room in the device's queue: the system
 // would have threads of its own wait with it, which are slow, and a read whose thread is not made
-// never ends. It is asked for again when others are done. Only where the file system knows no such
-// reads (overlayfs) they are as others are.
+// never ends. It is asked for again when others are done.
 #pragma once
 
 #include <cstddef>
@@ -29,11 +28,12 @@ class Ring {
     void* bytes_ = nullptr;
     uint32_t size_ = 0;
     uint64_t offset_ = 0;
-    bool patient_ = false;
   };
 
   // Null where the system has no such queues, or none for this process.
   static std::unique_ptr<Ring> Open();
+  // Whether there are reads of a file that fail where they would have to wait.
+  static bool CanRead(int fd);
   ~Ring();
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
@@ -54,7 +54,6 @@ class Ring {
   std::deque<Asked*> waiting_;
   unsigned flying_ = 0;  // handed over, and not known to be done
   bool held_ = false;    // the system took no more, and nothing was done since
-  bool patient_ = false;
   // Shared with the kernel: what is asked for, and what is done.
   char* queue_ = nullptr;
   void* entries_ = nullptr;
