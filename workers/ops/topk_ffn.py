@@ -19,7 +19,7 @@ from torch.autograd import Function
 from workers.ops import _ops
 from workers.ops.choice_weights import choice_weights
 from workers.ops.grouped_ffn import ACTIVATIONS
-from workers.ops.native import native
+from workers.ops.native import native, on_cuda
 from workers.ops.operation import differentiated, plain
 from workers.ops.route import Routing, route
 from workers.ops.routed_ffn import is_last, routed_ffn, routed_gradients
@@ -190,6 +190,7 @@ def _served(
     """Whether the kernels take these; what does not fit at all is for the parts to refuse."""
     return (
         x.is_cpu
+        and not on_cuda(x)
         and router.is_cpu
         and w1.is_cpu
         and w2.is_cpu
