@@ -87,6 +87,8 @@ class DiskRows {
     uint64_t key;
     uint32_t generation : 31;
     uint32_t full : 1;
+    uint8_t heat;  // the count, and the round of halving it is of
+    uint8_t round;
   };
   // Rows that have just left memory, and those that have stayed on disk when all around them went:
   // apart, so that what goes soon does not lie among what stays.

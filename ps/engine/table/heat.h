@@ -1,17 +1,24 @@
-// How often a row in memory is used, for whoever chooses what goes to disk (Clock).
+// How often a row is used, for whoever chooses what goes to disk: the rows that are used least.
 //
-// The uses for which a row was brought into memory say nothing of later ones: they are expected,
-// and do not count. Else rows that are used once would stay as long as those that are used often.
+// Rows on disk keep what they had, so that one of which two uses lie far apart is told from one
+// that is used once. Counts are halved now and then, so that they follow what changes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace heterps::ps {
 
 class Heat {
  public:
-  // Of a row for which so many uses are under way, at most 3.
-  static uint8_t Expecting(uint8_t uses) { return static_cast<uint8_t>(uses << kBits); }
+  static constexpr unsigned kMost = 63;  // uses that are counted
+  static constexpr uint8_t kNone = 255;  // of a slot without a row
+
+  // Of a row that is made, or comes from disk, for so many uses, at most 2. Those count as a pull
+  // and a push from now on, whenever they are made.
+  static uint8_t Arriving(unsigned before, unsigned uses) {
+    return static_cast<uint8_t>(uses << kBits | std::min(before + 2, kMost));
+  }
 
   static void Use(uint8_t& heat) {
     if (heat > kMost) {
@@ -21,18 +28,23 @@ class Heat {
     }
   }
 
-  // Whether the row may leave; if not it has cooled, and may after `kPasses` such looks.
-  static bool Cold(uint8_t& heat) {
-    if (heat == 0) return true;
-    heat = heat > kMost ? heat & kMost : static_cast<uint8_t>(heat >> 1);
-    return false;
+  static unsigned Count(uint8_t heat) { return heat & kMost; }
+
+  // Rows of low ranks leave first: of those whose uses are still to come, none before all others.
+  static constexpr unsigned kRanks = 2 * (kMost + 1);
+  static unsigned Rank(uint8_t heat) { return Count(heat) + (heat > kMost ? kMost + 1 : 0); }
+
+  // Others have left: uses that are still to come may not come at all.
+  static void Wait(uint8_t& heat) {
+    if (heat > kMost) heat = static_cast<uint8_t>(heat - (1u << kBits));
   }
 
-  static constexpr unsigned kPasses = 8;
+  static uint8_t Halved(uint8_t heat) {
+    return static_cast<uint8_t>((heat & ~kMost) | (heat & kMost) >> 1);
+  }
 
  private:
   static constexpr unsigned kBits = 6;
-  static constexpr uint8_t kMost = (1u << kBits) - 1;
 };
 
 }  // namespace heterps::ps

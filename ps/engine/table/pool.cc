@@ -3,6 +3,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "table/heat.h"
+
 namespace heterps::ps {
 namespace {
 constexpr uint32_t kNoSlot = UINT32_MAX;
@@ -44,6 +46,7 @@ uint32_t Pool::Add(uint64_t key, uint32_t generation) {
 
 void Pool::Remove(uint32_t slot) {
   generation(slot) = 0;
+  if (with_heat_) heat(slot) = Heat::kNone;
   set_key(slot, free_);
   free_ = slot;
   --size_;

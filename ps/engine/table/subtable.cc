@@ -8,13 +8,14 @@
 
 namespace heterps::ps {
 
-Subtable::Subtable(const Options& options, Arena& rows, Arena& indices, DiskFile& file,
+Subtable::Subtable(const Options& options, Arena& rows, Arena& indices, DiskFile& file, Duel& duel,
                    size_t number, double max_load, double growth)
     : options_(options),
       layout_(options.layout),
       usage_(options.usage()),
       counts_(usage_ || options.admission.kind == Admission::Kind::kBloom),
       number_(number),
+      duel_(duel),
       index_(indices, max_load, growth),
       pools_{Pool(rows, 0, true, false), Pool(rows, layout_.bytes(false), usage_, options.tiered()),
              Pool(rows, layout_.bytes(true), usage_, options.tiered())},
@@ -65,6 +66,7 @@ uint32_t Subtable::Create(uint64_t key, uint64_t hash, bool full) {
   const uint32_t kind = full ? kFull : kNarrow;
   const uint32_t slot = pools_[kind].Add(key, generation_);
   layout_.Init(key, full, pools_[kind].row(slot));
+  if (options_.tiered()) pools_[kind].heat(slot) = Heat::Arriving(0, 1);
   const uint32_t place = PlaceFor(kind, slot);
   Insert(key, hash, place);
   return place;

@@ -14,6 +14,7 @@
 
 #include "table/block.h"
 #include "table/disk.h"
+#include "table/duel.h"
 #include "table/heat.h"
 #include "table/index.h"
 #include "table/options.h"
@@ -67,8 +68,8 @@ struct Counters {
 // training touches, not the size of the table.
 class alignas(64) Subtable {
  public:
-  Subtable(const Options& options, Arena& rows, Arena& indices, DiskFile& file, size_t number,
-           double max_load, double growth);
+  Subtable(const Options& options, Arena& rows, Arena& indices, DiskFile& file, Duel& duel,
+           size_t number, double max_load, double growth);
 
   mutable std::mutex mutex;
   std::condition_variable passed;  // the turn has gone on
@@ -183,6 +184,7 @@ class alignas(64) Subtable {
     uint64_t key;
     uint32_t generation;
     bool full;
+    uint8_t heat;  // of now
     Usage usage;
     char* row;
   };
@@ -193,8 +195,14 @@ class alignas(64) Subtable {
   void WriteSlot(uint32_t slot, const char* record);
   Record ReadRecord(uint32_t slot);
   Record Take(char* record) const;
-  void WriteRecord(char* to, uint64_t key, uint32_t generation, bool full, const Usage& usage,
-                   const char* row) const;
+  // To `to`, but for the row where `row` is null: it is there.
+  void WriteRecord(char* to, const Record& record, const char* row) const;
+  // Rows of a pool that are to leave: all of lower ranks (Heat) and so many of the same.
+  struct Coldest {
+    unsigned rank;
+    size_t equal;
+  };
+  Coldest ColdestOf(uint32_t kind, size_t rows);
   void Relieve();  // Throws DiskFull.
   void RelieveIfRoom();
   // Moves what is left of extents with many holes together, so that they can be filled again.
@@ -218,11 +226,13 @@ class alignas(64) Subtable {
   const bool usage_;
   const bool counts_;  // shows within a push are summed: usage, or a Bloom filter, needs them
   const size_t number_;
+  Duel& duel_;
   Index index_;
   std::array<Pool, 3> pools_;
   DiskRows disk_;
   Bloom bloom_;
-  std::array<uint32_t, 3> hands_{};  // where Demote goes on
+  std::array<uint32_t, 3> hands_{};  // where Demote goes on, which takes equals in turn
+  uint8_t round_ = 0;                // of halving what rows' uses are counted as
   const size_t read_bytes_;          // of a row that a pull reads
   std::vector<char> record_;         // scratch
   const Fetched* fetched_ = nullptr;

@@ -11,13 +11,16 @@ constexpr size_t kGoneKept = 1 << 16;  // removed keys remembered for deltas
 constexpr double kHardLimit = 1.05;    // of the budget: from here on whoever adds rows makes room
 constexpr double kRelieved = 0.1;      // of what the index leaves to rows, so much at once
 constexpr double kSlack = 1.1;         // of the budget: more than that is not left to removed rows
+constexpr unsigned kRounds = 8;        // of halving, after which nothing is left
 
 }  // namespace
 
 Subtable::Record Subtable::Take(char* record) const {
   DiskRows::Head head;
   std::memcpy(&head, record, sizeof(head));
-  Record out{head.key, head.generation, head.full != 0, {}, record + sizeof(head)};
+  const auto missed = static_cast<uint8_t>(round_ - head.round);
+  const auto heat = static_cast<uint8_t>(missed < kRounds ? head.heat >> missed : 0);
+  Record out{head.key, head.generation, head.full != 0, heat, {}, record + sizeof(head)};
   if (usage_) {
     std::memcpy(&out.usage, out.row, sizeof(Usage));
     out.row += sizeof(Usage);
@@ -51,16 +54,16 @@ Subtable::Record Subtable::ReadRecord(uint32_t slot) {
   return Take(record_.data());
 }
 
-void Subtable::WriteRecord(char* to, uint64_t key, uint32_t generation, bool full,
-                           const Usage& usage, const char* row) const {
-  const DiskRows::Head head{key, generation & (~0u >> 1), full};
+void Subtable::WriteRecord(char* to, const Record& record, const char* row) const {
+  const DiskRows::Head head{record.key, record.generation & (~0u >> 1), record.full, record.heat,
+                            round_};
   std::memcpy(to, &head, sizeof(head));
   to += sizeof(head);
   if (usage_) {
-    std::memcpy(to, &usage, sizeof(usage));
-    to += sizeof(usage);
+    std::memcpy(to, &record.usage, sizeof(record.usage));
+    to += sizeof(record.usage);
   }
-  if (row) std::memcpy(to, row, layout_.bytes(full));
+  if (row) std::memcpy(to, row, layout_.bytes(record.full));
 }
 
 uint32_t Subtable::Promote(uint64_t key, uint64_t hash, uint32_t place, uint8_t uses) {
@@ -70,11 +73,12 @@ uint32_t Subtable::Promote(uint64_t key, uint64_t hash, uint32_t place, uint8_t 
   Pool& rows = pools_[kind];
   const uint32_t slot = rows.Add(key, Moved(record.generation));
   std::memcpy(rows.row(slot), record.row, rows.row_bytes());
-  rows.heat(slot) = Heat::Expecting(uses);
+  rows.heat(slot) = Heat::Arriving(record.heat, uses);
   if (usage_) rows.usage(slot) = record.usage;
   index_.Replace(hash, place, PlaceFor(kind, slot));
   disk_.Remove(SlotOf(place));
   ++counters_.promoted;
+  duel_.Missed(number_);
   return PlaceFor(kind, slot);
 }
 
@@ -94,8 +98,35 @@ void Subtable::RelieveIfRoom() {
   }
 }
 
-// Clock: a row that has been used since the hand last passed gets another round, the more the
-// oftener it was used. A row leaves memory once the disk has it.
+Subtable::Coldest Subtable::ColdestOf(uint32_t kind, size_t rows) {
+  std::array<size_t, Heat::kRanks> ranked{};
+  size_t uses = 0;
+  const auto each = [&](uint32_t of, auto visit) {
+    Pool& pool = pools_[of];
+    for (uint32_t slot = 0; slot < pool.end(); ++slot) {
+      if (uint8_t& heat = pool.heat(slot); heat != Heat::kNone) visit(heat);
+    }
+  };
+  each(kind, [&](uint8_t heat) {
+    ++ranked[Heat::Rank(heat)];
+    uses += Heat::Count(heat);
+  });
+  if (uses > duel_.Most(number_) * pools_[kind].size()) {
+    for (const uint32_t of : {kNarrow, kFull}) {
+      each(of, [](uint8_t& heat) { heat = Heat::Halved(heat); });
+    }
+    ++round_;
+    return ColdestOf(kind, rows);
+  }
+  Coldest out{0, rows};
+  while (out.rank + 1 < ranked.size() && out.equal > ranked[out.rank]) {
+    out.equal -= ranked[out.rank++];
+  }
+  return out;
+}
+
+// The rows that are used least, of equals those that the hand comes to first. A row leaves memory
+// once the disk has it.
 void Subtable::Demote(size_t bytes) {
   const size_t used = live_bytes();
   if (!options_.tiered() || used <= bytes) return;
@@ -136,29 +167,39 @@ void Subtable::Demote(size_t bytes) {
     disk_.Take(DiskRows::kFresh);
     Pool& rows = pools_[kind];
     run.resize((leaving.size() + 1) * size);
-    WriteRecord(&run[leaving.size() * size], rows.key(from), Moved(rows.generation(from)),
-                kind == kFull, usage_ ? rows.usage(from) : Usage{}, rows.row(from));
+    const Record record{rows.key(from),
+                        Moved(rows.generation(from)),
+                        kind == kFull,
+                        static_cast<uint8_t>(Heat::Count(rows.heat(from))),
+                        usage_ ? rows.usage(from) : Usage{},
+                        nullptr};
+    WriteRecord(&run[leaving.size() * size], record, rows.row(from));
     leaving.push_back(from);
   };
-  size_t freed = 0;
+  size_t excess = used - bytes;
   try {
     for (kind = kFull;; kind = kNarrow) {
       Pool& rows = pools_[kind];
       const size_t per_row = rows.row_bytes() + sizeof(uint64_t) + sizeof(uint32_t) + 1;
-      for (size_t left = size_t{rows.end()} * (Heat::kPasses + 1); left > 0 && used - freed > bytes;
-           --left) {
-        uint32_t& hand = hands_[kind];
-        if (hand >= rows.end()) {
-          flush();  // else the hand would meet what is leaving
-          hand = 0;
-        }
+      const size_t wanted = std::min((excess + per_row - 1) / per_row, rows.size());
+      Coldest coldest = ColdestOf(kind, wanted);
+      uint32_t& hand = hands_[kind];
+      for (size_t left = rows.end(), more = wanted; left > 0 && more > 0; --left) {
+        if (hand >= rows.end()) hand = 0;
         const uint32_t from = hand++;
-        if (rows.generation(from) == 0) continue;
-        if (!Heat::Cold(rows.heat(from))) continue;
+        uint8_t& heat = rows.heat(from);
+        if (heat == Heat::kNone) continue;
+        const unsigned rank = Heat::Rank(heat);
+        if (rank > coldest.rank || (rank == coldest.rank && coldest.equal == 0)) {
+          Heat::Wait(heat);
+          continue;
+        }
+        if (rank == coldest.rank) --coldest.equal;
         leave(from);
-        freed = std::min(used, freed + per_row);
+        --more;
       }
       flush();
+      excess -= std::min(excess, wanted * per_row);
       if (kind == kNarrow) break;
     }
   } catch (...) {  // what has not been written is in memory, and nowhere else
@@ -272,8 +313,10 @@ uint64_t Subtable::Shrink(uint32_t time_s, uint32_t step, bool decay, const Buck
       usage.shows *= options_.score.decay;
       usage.clicks *= options_.score.decay;
       if (KindOf(place) == kDisk) {
-        const Record record = Take(record_.data());
-        WriteRecord(record_.data(), key, generation_, record.full, usage, nullptr);
+        Record record = Take(record_.data());
+        record.generation = generation_;
+        record.usage = usage;
+        WriteRecord(record_.data(), record, nullptr);
         WriteSlot(SlotOf(place), record_.data());
       } else {
         pool(place).usage(SlotOf(place)) = usage;

@@ -80,7 +80,8 @@ Table::Table(Options options)
     // index, so that of a tier is packed closely and grows in small steps.
     const double load = (options_.tiered() ? 0.87 : 0.81) + 0.07 * s / kSubtables;
     const double growth = options_.tiered() ? 1.25 : 2;
-    subtables_[s] = std::make_unique<Subtable>(options_, rows_, indices_, file_, s, load, growth);
+    subtables_[s] =
+        std::make_unique<Subtable>(options_, rows_, indices_, file_, duel_, s, load, growth);
   }
 }
 

@@ -93,6 +93,7 @@ class Table {
   // Apart, so that an index that has grown leaves its place to others, not holes among the rows.
   Arena rows_, indices_;
   DiskFile file_;
+  Duel duel_;
   std::array<std::unique_ptr<Subtable>, kSubtables> subtables_;
   std::atomic<uint64_t> pulled_{0}, pushed_{0}, turns_{0};
   uint32_t generation_ = 1;

@@ -15,7 +15,8 @@ from ps.table.spec import make_table
 from tests.ps.crowded import crowded
 
 EXTENT = 256  # rows of the file that are filled, and emptied, together
-HEAD, USAGE = 12, 20  # bytes of a row on disk besides
+BLOCK = 4096  # bytes, which they begin and end at
+HEAD, USAGE = 14, 20  # bytes of a row on disk besides
 
 
 def made(dim: int, memory_bytes: int, **options: Any) -> LocalTable:
@@ -34,7 +35,8 @@ def most_bytes(table: LocalTable, rows: int, parts: int = 64) -> float:
     """Of a file, which may have this many holes and has had so many rows at most."""
     used = USAGE if table.spec.HasField("eviction") else 0
     record = (HEAD + used + 4 * table.dim + 3) // 4 * 4
-    return (1.42 * rows + 5 * parts * EXTENT) * record
+    extent = -(-EXTENT * record // BLOCK) * BLOCK
+    return (1.42 * rows / EXTENT + 5 * parts) * extent
 
 
 class Reference:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -363,3 +363,68 @@ def test_rows_on_disk_are_read_without_threads_of_the_kernel(tmp_path: Path) -> 
         table.push(keys, np.ones((len(keys), DIM), np.float32))
         assert workers() == before
     assert table.counters["promoted"] > 60 * 1000
+
+
+class Used:
+    """A table of 50,000 rows, of which 7,000 are in memory, and who brings which from disk."""
+
+    def __init__(self) -> None:
+        self.count, self.keys = 50_000, np.random.default_rng(1).permutation(50_000)
+        self.table = LocalTable.create("t", 64, memory_bytes=4_000_000, optimizer="adagrad")
+        for some in np.array_split(self.keys, 8):
+            self.table.push(some, np.ones((len(some), 64), np.float32))
+
+    def share(self, steps: Iterable[NDArray[np.int64]]) -> float:
+        """Of the rows that these steps pull and push, those that were on disk."""
+        before, used = self.table.counters["promoted"], 0
+        for keys in steps:
+            self.table.pull(keys)
+            self.table.push(keys, np.zeros((len(keys), 64), np.float32))
+            used += len(keys)
+        return (self.table.counters["promoted"] - before) / used
+
+    def zipf(self, steps: int, seed: int) -> Iterator[NDArray[np.int64]]:
+        rng = np.random.default_rng(seed)
+        up_to = np.cumsum(self.shares)
+        for _ in range(steps):
+            ranks = np.minimum(np.searchsorted(up_to, rng.random(1000)), self.count - 1)
+            yield np.unique(self.keys[ranks])
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        shares = 1 / np.arange(1, self.count + 1) ** 1.05
+        return shares / shares.sum()
+
+
+def test_rows_that_are_used_most_stay_in_memory() -> None:
+    used = Used()
+    used.share(used.zipf(500, seed=2))
+    found = used.share(used.zipf(300, seed=3))
+    comes = -np.expm1(1000 * np.log1p(-used.shares))  # whether a step needs it
+    in_memory = used.count - used.table.counters["disk_rows"]
+    best = comes[in_memory:].sum() / comes.sum()  # if those that come most often were known
+    assert best < found < 1.17 * best
+
+
+def test_what_was_used_before_gives_way_to_what_is_used_now() -> None:
+    used = Used()
+    used.share(used.zipf(400, seed=2))
+    rng = np.random.default_rng(3)
+
+    def moving(steps: int) -> Iterator[NDArray[np.int64]]:
+        """Of 5,000 keys, 250 of which are others in the next step."""
+        for step in range(steps):
+            yield np.unique((250 * step + rng.integers(0, 5000, 520)) % used.count)
+
+    used.share(moving(200))
+    assert used.share(moving(100)) < 0.55  # counts that fade slowly: 0.79; half a step's are new
+
+
+def test_new_rows_stay_until_they_are_used() -> None:
+    table = LocalTable.create("t", 64, memory_bytes=4_000_000, optimizer="adagrad")
+    for begin in range(0, 50_000, 1000):
+        keys = np.arange(begin, begin + 1000)
+        table.push(keys, np.ones((1000, 64), np.float32))
+        table.pull(keys)
+    assert table.counters["disk_rows"] > 40_000
+    assert table.counters["promoted"] == 0
