@@ -113,6 +113,14 @@ class NoSpaceError(CheckpointError):
     reason = DISK_FULL
 
 
+def is_disk_full(error: BaseException) -> bool:
+    """Whether it says that a disk has no room, here or where a shard writes."""
+    if isinstance(error, OSError):
+        return lacks_room(error)
+    told = isinstance(error, CheckpointError | ShardError) and error.reason == DISK_FULL
+    return told or isinstance(error, NoRoomError)
+
+
 def not_written(text: str, error: OSError) -> CheckpointError:
     """The error for a save that could not be written.
 

@@ -27,6 +27,7 @@ from bench.ssd.processes import BESIDE, MEMORY, Process, child
 from bench.ssd.steps import SHARE, TABLE, ZIPF, Steps, count_of, row_bytes
 
 AGED = 20  # times the table, updated in all
+WARM = 10.0  # seconds of each before its turns
 
 
 def measure(work: Path, dim: int, rounds: int, seconds: float, within: float) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def measure(work: Path, dim: int, rounds: int, seconds: float, within: float) ->
         for name in CONTESTANTS:  # one after the other: filling is no turn
             field[name] = Process(name, work, dim)
             found["filled"][name] = field[name].hear()
-            warmed = field[name].run(seconds)  # until memory is as it stays
+            warmed = field[name].run(WARM)  # until memory is as it stays
             updated += warmed.get("rows", 0) if name == "ours" else 0
         for _ in range(rounds):
             found["reads_a_second"].append(device.reads(1.0))

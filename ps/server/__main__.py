@@ -15,7 +15,6 @@ from pathlib import Path
 from chassis import written
 from chassis.channels import RpcError
 from chassis.exits import DAMAGED, exit_code_of
-from chassis.files import lacks_room
 from chassis.lease import Lease
 from chassis.logs import log_fields
 from chassis.memory import keep_buffers
@@ -24,9 +23,8 @@ from chassis.process import announce, install_signals, setup_logging
 from chassis.security import SecurityError
 from chassis.servers import TENSOR_BYTES, BindError, Server
 from protos.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
-from protos.reason_pb2 import DISK_FULL
 from protos.scheduler_pb2 import END_DISK_FULL, NodeStatus
-from ps.errors import CheckpointError, DamageError, NoRoomError, TableError
+from ps.errors import CheckpointError, DamageError, NoRoomError, TableError, is_disk_full
 from ps.server.maintenance import Maintenance
 from ps.server.service import ParameterService
 from ps.shard.directory import ShardDirectory
@@ -182,13 +180,6 @@ def _register(scheduler: str, address: str, keeps: bool, stop: threading.Event) 
     return lease
 
 
-def _lacks_room(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return lacks_room(error)
-    is_full = isinstance(error, CheckpointError) and error.reason == DISK_FULL
-    return is_full or isinstance(error, NoRoomError)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="heterps ps", description="Run one shard.")
@@ -262,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         OSError,
     ) as error:
         _log.error("%s", error)
-        return exit_code_of(END_DISK_FULL) if _lacks_room(error) else 1
+        return exit_code_of(END_DISK_FULL) if is_disk_full(error) else 1
     return 0
 
 

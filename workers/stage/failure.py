@@ -9,10 +9,9 @@ import torch.distributed as dist
 
 from chassis.channels import RpcError
 from chassis.exits import is_out_of_memory
-from chassis.files import lacks_room
 from chassis.rooms import in_ours
 from protos.job_pb2 import JobSpec
-from protos.reason_pb2 import DISK_FULL, PARTS_MISSING
+from protos.reason_pb2 import PARTS_MISSING
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
     END_CUT_UNREADABLE,
@@ -25,7 +24,7 @@ from protos.scheduler_pb2 import (
     END_USER_ERROR,
     EndReason,
 )
-from ps.errors import CheckpointError, ShardError
+from ps.errors import ShardError, is_disk_full
 from workers.errors import (
     BestLostError,
     CallbackError,
@@ -64,9 +63,7 @@ def end_reason_of(error: BaseException, job: JobSpec | None = None) -> EndReason
         return END_LOST_SHARD  # it had them all, was started again, and came back without
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and lacks_room(cause):
-            return END_DISK_FULL
-        if isinstance(cause, CheckpointError | ShardError) and cause.reason == DISK_FULL:
+        if is_disk_full(cause):
             return END_DISK_FULL
         if _is_of_a_connection(cause, job) and not isinstance(error, CallbackError):
             return END_CONNECTION_LOST

@@ -28,7 +28,8 @@ def folder_of(job: JobSpec) -> Path | None:
     """Where a job's experts lie on this host; None: in memory.
 
     Raises:
-        OSError: it cannot be made, or is no disk.
+        OSError: it cannot be made.
+        ValueError: it is no disk.
     """
     spec = job.train.offload
     if not spec.memory:
@@ -40,7 +41,7 @@ def folder_of(job: JobSpec) -> Path | None:
         told = f"train.offload.path: {error.strerror}; expected a folder that can be made"
         raise OSError(error.errno, told, str(folder)) from None
     if (kind := _kind_of(folder)) in _IN_MEMORY:
-        raise OSError(
+        raise ValueError(
             f"train.offload.path: {folder} is {kind}, which is memory; expected a folder on a disk"
         )
     return folder

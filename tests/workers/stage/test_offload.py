@@ -301,3 +301,12 @@ def test_a_folder_that_cannot_be_made_names_its_key(tmp_path):
     job.train.offload.memory, job.train.offload.path = "1MB", str(tmp_path / "file")
     with pytest.raises(OSError, match=r"train\.offload\.path: File exists; expected .*/file"):
         folder_of(job)
+
+
+@pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="/dev/shm is no file system of its own")
+def test_a_folder_in_memory_is_refused_as_the_jobs_own_error() -> None:
+    job = JobSpec()
+    job.train.offload.memory, job.train.offload.path = "1MB", "/dev/shm"
+    # Not an OSError: those are of the machine, and told with where they come from.
+    with pytest.raises(ValueError, match=r"train\.offload\.path: /dev/shm is tmpfs"):
+        folder_of(job)

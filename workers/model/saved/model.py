@@ -78,11 +78,12 @@ class SavedModel:
         Raises:
             OSError: it does not, or cannot be written to.
         """
+        size = max(size, _LEAST_BYTES)
         there = next(folder for folder in self.final.absolute().parents if folder.is_dir())
         probe = there / f".{self.final.name}.room-{os.getpid()}"
         try:
             with probe.open("wb") as stream:
-                os.posix_fallocate(stream.fileno(), 0, max(size, _LEAST_BYTES))
+                os.posix_fallocate(stream.fileno(), 0, size)
         except OSError as error:
             if error.errno not in _NO_ANSWER:
                 told = f"{error.strerror}: a model of {size:,} bytes or more is to be saved there"
