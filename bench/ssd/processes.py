@@ -15,7 +15,7 @@ from bench.beyond.turns import GROUPS, can_cap
 from bench.ssd.contestants import CONTESTANTS, Contestant
 from bench.ssd.steps import SHARE, TABLE, Steps, count_of, row_bytes
 
-BESIDE = TABLE // SHARE // 4  # bytes of the cap that are left to batches and pages
+BESIDE = TABLE // SHARE * 7 // 24  # bytes of the cap that are left to batches and the heap
 FILL = 4096
 MEMORY = "in memory"  # the contestant without a cap
 
