@@ -20,6 +20,9 @@ class Heat {
     return static_cast<uint8_t>(uses << kBits | std::min(before + 2, kMost));
   }
 
+  // Of a row in memory that a step to come will pull and push: it is not to leave before.
+  static void Expect(uint8_t& heat) { heat = Arriving(Count(heat), 2); }
+
   static void Use(uint8_t& heat) {
     if (heat > kMost) {
       heat = static_cast<uint8_t>(heat - (1u << kBits));

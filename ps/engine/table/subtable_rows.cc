@@ -58,10 +58,14 @@ void Subtable::PullChunk(const Item* items, size_t n, const PullBatch& batch) {
     uint32_t place = FindProbed(key, probed);
     const bool absent = place == Index::kNone || KindOf(place) == kCounted;
     counters_.missed += absent;
-    if (!absent && KindOf(place) == kDisk && !batch.read_only) {
+    const bool in_memory = !absent && KindOf(place) != kDisk;
+    if (!absent && !in_memory && !batch.read_only) {
       place = Promote(key, probed.hash, place, 2);  // this pull, or one to come, and a push
     }
-    if (!batch.copy) continue;
+    if (!batch.copy) {
+      if (in_memory && options_.tiered()) Heat::Expect(pool(place).heat(SlotOf(place)));
+      continue;
+    }
     char* to = batch.out + items[i].position * bytes;
     void* floats = encode ? static_cast<void*>(scratch.data()) : to;
     if (absent) {

@@ -428,3 +428,12 @@ def test_new_rows_stay_until_they_are_used() -> None:
         table.pull(keys)
     assert table.counters["disk_rows"] > 40_000
     assert table.counters["promoted"] == 0
+
+
+def test_rows_that_a_step_to_come_needs_stay_until_then() -> None:
+    used = Used()
+    coming, others = np.split(used.keys[:6000], [2000])
+    used.share([coming])
+    used.table._table.prefetch(coming, 8)
+    assert used.share(np.array_split(others, 8)) > 0.5  # so that some leave
+    assert used.share([coming]) < 0.02
