@@ -188,6 +188,26 @@ def test_a_head_hands_on_that_its_body_keeps_no_cache(job):
     assert found == sorted(expected[name].sum().item() for name in ("start_logits", "end_logits"))
 
 
+def test_a_body_hands_on_that_its_decoder_keeps_no_cache(job):
+    """Of T5 with experts, whose head and body name no such argument."""
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+    sizes |= {"vocab_size": WORDS, "num_experts": 4, "tie_word_embeddings": False}
+    torch.manual_seed(5)
+    config = the("SwitchTransformersConfig")(**sizes, expert_capacity=ROWS * LENGTH)
+    model = the("SwitchTransformersForConditionalGeneration")(config).eval()
+    job.data.columns["decoder_input_ids"].CopyFrom(job.data.columns["input_ids"])
+    traced = TracedModel(HuggingFace(model), inputs_of(job.data))
+    ids = torch.randint(1, WORDS, (6, LENGTH))
+    values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids}
+    expected, last = model(**values).logits, len(traced.layers) - 1
+    for first, until in ((0, 3), (4, last)):
+        stage = traced.stage(first, until)
+        results = stage.module(*(values[name] for name in stage.inputs))
+        values = dict(zip(stage.outputs, results, strict=True))
+    (found,) = values.values()
+    torch.testing.assert_close(found, expected)
+
+
 def test_dropout_is_on_in_training_whatever_mode_it_came_in_and_follows_from_the_seed(job):
     torch.manual_seed(5)
     model = HuggingFace(bert(hidden_dropout_prob=0.3).eval())
