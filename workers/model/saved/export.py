@@ -73,19 +73,20 @@ def export(saved: Saved, kind: str, target: Path, sample: str = "") -> Exported:
         sample: a file with rows to trace with, at least five; rows are made up unless given.
 
     Raises:
-        ExportError: it cannot be traced, gives something else than the model, or has experts that
-            take what depends on how many samples are in the batch.
+        ExportError: it cannot be written there, cannot be traced, gives something else than the
+            model, or has experts that take what depends on how many samples are in the batch.
         ModelError, CheckpointError, DataError: the model or the sample cannot be read.
     """
     from ps import export_checkpoint
 
     if kind == ONNX:
         _need_onnx()
+    partial = target.with_name(f".{target.stem}.partial-{os.getpid()}{target.suffix}")
+    _check_place(target, partial)
     model = opened(saved)
     _check_experts(model)
     batches = _batches(model, sample)
     part = dense_part(model, [name for name in batches[0] if name not in ALWAYS])
-    partial = target.with_name(f".{target.stem}.partial-{os.getpid()}{target.suffix}")
     try:
         write: Callable[..., Callable[..., Any]] = _write_onnx if kind == ONNX else _write_torch
         arguments = _arguments(part, model, batches[0])
@@ -110,6 +111,15 @@ def export(saved: Saved, kind: str, target: Path, sample: str = "") -> Exported:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
     return made
+
+
+def _check_place(target: Path, partial: Path) -> None:
+    """See whether a program can be written there: torch's own writer does not say why not."""
+    try:
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise ExportError(f"{target}: cannot be written ({error.strerror})") from None
 
 
 def _check_experts(model: nn.Module) -> None:

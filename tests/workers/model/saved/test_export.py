@@ -280,6 +280,13 @@ def test_an_export_that_fails_leaves_no_program_beside_rows_of_another_model(tmp
     assert not target.exists()
 
 
+def test_a_folder_that_is_not_there_is_told_in_words(tmp_path, capsys):
+    saved(tmp_path, "Model")
+    target = tmp_path / "served/model.pt2"
+    assert cli.main(["export", str(tmp_path / "out"), "--torch", str(target)]) == 2
+    assert f"{target}: cannot be written (No such file or directory)" in capsys.readouterr().err
+
+
 def test_a_sample_is_read_no_further_than_it_is_needed(tmp_path, capsys):
     saved(tmp_path, "Model")
     sample = tmp_path / "sample"
