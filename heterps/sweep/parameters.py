@@ -23,7 +23,8 @@ _FORMS: Final = (
 _FIXED: Final = frozenset(
     (
         *("name", "output", "code", "priority", "data.path", "data.prepare", "data.valid"),
-        *("data.label", "data.labels", "train.validate.metric", "train.checkpoint.best"),
+        *("data.label", "data.labels", "data.weight"),
+        *("train.validate.metric", "train.checkpoint.best"),
     )
 )
 

@@ -50,6 +50,7 @@ def test_ranges_have_the_type_of_their_key(text, expected):
         ("lr=choice:0.1", "several values"),
         ("lr=choice:0.1,[", "several values"),
         ("data.valid=choice:a.csv,b.csv", "one value for all trials"),
+        ("data.weight=choice:shown,clicked", "one value for all trials"),
         ("train.validate.metric=choice:valid_auc,valid_logloss", "one value for all trials"),
     ],
 )
