@@ -17,11 +17,13 @@ from heterps.job.learning import metric_names
 from heterps.sweep.errors import SweepError
 from heterps.sweep.parameters import Parameter, Range, full_key, parameter_of
 from protos.job_pb2 import JobSpec
+from protos.losses import of_whole_batches
 
 if TYPE_CHECKING:
     import optuna
 
 Values = Mapping[str, Any]
+_BATCH = "train.batch_size"
 _HEAD = "# Made by `heterps sweep`"
 
 
@@ -36,7 +38,8 @@ class Space:
         base: the job with the first value of each.
 
     Raises:
-        SweepError: no range is among them, a key has several, or two values make one job.
+        SweepError: no range is among them, a key has several, two values make one job, or trials
+            would be measured otherwise than others.
         JobFileError: the job does not take a value at the end of a range; names key and value.
     """
 
@@ -57,6 +60,11 @@ class Space:
             raise SweepError("--set: expected a range to try, such as lr=log:1e-4..1e-1")
         first = {key: one.ends[0] for key, one in self.parameters.items()}
         self.base = self.job(first)
+        if _BATCH in self.parameters and of_whole_batches(self.base):
+            raise SweepError(
+                f"--set {_BATCH}: expected one value for all trials, since what is measured of a "
+                "loss that holds the samples of a batch against one another depends on it"
+            )
         for key, one in self.parameters.items():
             jobs = [self.job({**first, key: end}) for end in one.ends]
             for place, end in enumerate(one.ends):

@@ -87,6 +87,16 @@ def test_two_values_that_make_one_job_are_refused(tmp_path, text):
         Space(write_job(tmp_path), [text])
 
 
+def test_batches_that_samples_are_measured_in_are_the_same_in_all_trials(tmp_path):
+    set_batch = "train.batch_size=choice:64,256"
+    Space(write_job(tmp_path), [set_batch, "lr=0.1"])
+    pairs = {"  max_steps: 30\n": "  max_steps: 30\n  loss: pairwise\n", "valid_auc": "valid_loss"}
+    file = write_job(tmp_path, **pairs)
+    Space(file, ["train.batch_size=64", "lr=log:0.1..1"])
+    with pytest.raises(SweepError, match=r"train\.batch_size: expected one value for all trials"):
+        Space(file, [set_batch])
+
+
 def test_something_is_tried_and_each_key_once(tmp_path):
     file = write_job(tmp_path)
     with pytest.raises(SweepError, match="expected a range to try"):
