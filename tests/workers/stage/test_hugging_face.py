@@ -208,6 +208,14 @@ def test_a_body_hands_on_that_its_decoder_keeps_no_cache(job):
     torch.testing.assert_close(found, expected)
 
 
+def test_a_body_may_have_no_decoder_where_others_have_one():
+    sizes = {"d_model": 32, "d_latents": 32, "num_latents": 4, "vocab_size": WORDS}
+    sizes |= {"num_self_attends_per_block": 1, "max_position_embeddings": LENGTH}
+    model = the("PerceiverModel")(the("PerceiverConfig")(**sizes))
+    assert model.get_decoder() is None
+    HuggingFace(model)  # refused, if it is, where it is cut
+
+
 def test_dropout_is_on_in_training_whatever_mode_it_came_in_and_follows_from_the_seed(job):
     torch.manual_seed(5)
     model = HuggingFace(bert(hidden_dropout_prob=0.3).eval())

@@ -4,7 +4,6 @@ import fnmatch
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,11 +48,12 @@ class HuggingFace(Followed):
         taken = inspect.signature(model.forward).parameters
         hands_on = [name for name, one in taken.items() if one.kind is one.VAR_KEYWORD]
         self._takes = tuple(name for name in taken if name not in (*_NOT_GIVEN, *hands_on))
-        # A head may hand it on to its body, and that to a decoder, which has it.
-        body = getattr(model, "base_model", model) if hands_on else model
-        parts = (body, getattr(body, "get_decoder", lambda: body)())
-        asked = chain.from_iterable(inspect.signature(part.forward).parameters for part in parts)
-        caches = _CACHING in {*taken, *asked}
+        asked = [model]
+        if hands_on:  # a head may do so with its body, and that with a decoder, which has it
+            body = getattr(model, "base_model", model)
+            decoder = getattr(body, "get_decoder", lambda: None)()  # None: room for one, and none
+            asked += [body] if decoder is None else [body, decoder]
+        caches = any(_CACHING in inspect.signature(one.forward).parameters for one in asked)
         self._settings = {_CACHING: False} if caches else {}
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
