@@ -191,3 +191,26 @@ def test_a_job_goes_on_from_any_step_with_the_buffers_of_that_step(tmp_path: Pat
             state = trained(client.submit(None, resume=f"{first}@{step}"))
             for key, value in expected.items():
                 assert torch.equal(state[key], value), (step, key)
+
+
+def test_a_buffer_that_predictions_need_and_nobody_saves_ends_the_job_before_it_trains(
+    tmp_path: Path,
+) -> None:
+    model = _COUNTED.replace("torch.zeros(8))", "torch.zeros(8), persistent=False)")
+    (tmp_path / "model.py").write_text(model)
+    (tmp_path / "train.csv").write_text("y,a,b,c,d\n" + 64 * "0,1,2,3,4\n1,4,3,2,1\n")
+    kind = {"name": "cpu", "price_per_hour": 0.04, "limit": 1, "memory_bytes": 4e9}
+    (tmp_path / "resources.json").write_text(json.dumps({"types": [kind]}))
+    job = {
+        "name": "unsaved",
+        "model": {"entry": "model.py:Net"},
+        "data": {"train": "train.csv", "label": "y", "dense": ["a", "b", "c", "d"]},
+        "train": {"epochs": 1, "batch_size": 32},
+        "schedule": {"resources": "resources.json"},
+    }
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    with Cluster(tmp_path / "cluster", types={"cpu": 1}) as cluster:
+        client = Client(cluster.address)
+        ended = client.wait(client.submit(load_job(tmp_path / "job.json")), timeout=240)
+    assert (ended.state, ended.end_reason, ended.step) == ("failed", "user_error", 0)
+    assert "changes the buffer 'bottom.1.mean'" in ended.error

@@ -86,6 +86,59 @@ def check_kept(
         )
 
 
+def check_unsaved(
+    traced: TracedModel, batch: Mapping[str, Tensor], other: Mapping[str, Tensor]
+) -> None:
+    """Refuse buffers that training changes and predictions depend on, and that are not saved.
+
+    Args:
+        batch, other: some samples, and others.
+
+    Raises:
+        ModelError: the buffer, and the remedy.
+    """
+    model = traced.model
+    unsaved = {
+        f"{path}.{name}".lstrip("."): (module, name, _copied(module._buffers[name]))
+        for path, module in model.named_modules()
+        for name in sorted(module._non_persistent_buffers_set)
+    }
+    if not unsaved:
+        return
+
+    def run(samples: Mapping[str, Tensor]) -> Any:
+        return Layers(traced, varied=True).run(*_copied(given_to(traced, samples)))
+
+    def predicted() -> Any:
+        with _as_before(model):
+            return run(other)
+
+    needed = []
+    try:
+        with tried(model), torch.no_grad():
+            run(batch)
+            changed = {
+                path: place
+                for path, place in unsaved.items()
+                if not _is_equal(place[0]._buffers[place[1]], place[2])
+            }
+            model.eval()
+            trained = predicted() if changed else None
+            for path, (module, name, as_built) in changed.items():
+                with keeping_buffers(model):
+                    module._buffers[name] = as_built
+                    if not _same(trained, predicted()):
+                        needed.append(path)
+    except Exception as error:
+        _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
+    if needed:
+        raise ModelError(
+            f"{type(model).__name__}: training changes the buffer {needed[0]!r}, predictions "
+            "depend on it, and no saved model would have it; expected "
+            "register_buffer(…, persistent=True)"
+        )
+
+
 @dataclass(slots=True)
 class _Call:
     """A call of a layer, and what it gave; to be made again."""
@@ -265,6 +318,10 @@ def _as_before(module: nn.Module) -> Iterator[None]:
             draws.again()
             for gate, drawn in gates:
                 gate.draws = drawn
+
+
+def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
 def _same(one: Any, other: Any) -> bool:

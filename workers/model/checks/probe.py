@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from protos.job_pb2 import JobSpec
 from workers.learning.optimizers import GroupError, check_groups
 from workers.model.chain.trace import TracedModel
-from workers.model.checks.kept import check_kept
+from workers.model.checks.kept import check_kept, check_unsaved
 from workers.model.checks.others import heeds_others
 from workers.model.checks.outliers import heeds_outliers
 from workers.model.checks.trial import Layers, first_parts, given_to, joined, leaves, mark, run
@@ -176,7 +176,9 @@ def check_parameters(traced: TracedModel, job: JobSpec) -> None:
     first, second, *_ = parts
     batch = joined(first, second)
     enough = len(next(iter(first.values()))) > 1  # to be normalised
-    check_kept(traced, *((first, second) if enough else (batch, batch)))
+    some = (first, second) if enough else (batch, batch)
+    check_kept(traced, *some)
+    check_unsaved(traced, *some)
     # From a staleness of 1 on a step puts the parameters of its version in place.
     exchanged = job.train.staleness > 0 and not job.train.split_experts
     try:

@@ -174,6 +174,79 @@ def test_frozen_weights_that_a_forward_moves_are_refused(job):
         check_parameters(TracedModel(Net(Target())), job)
 
 
+class Unsaved(nn.Module):
+    """Keeps something that its `state_dict` has not; what it does with it is given."""
+
+    def __init__(self, compute, kept):
+        super().__init__()
+        self.compute = compute
+        self.register_buffer("kept", kept, persistent=False)
+
+    def forward(self, x):
+        return self.compute(self, x)
+
+
+def by_an_average(self, x):
+    if self.training:
+        self.kept = 0.9 * self.kept + 0.1 * x.detach().mean()
+    return x - self.kept
+
+
+def by_a_count(self, x):
+    self.kept += 1
+    return x / self.kept.clone()
+
+
+def by_the_first(self, x):
+    self.kept = x.detach().mean() if self.kept is None else self.kept
+    return x - self.kept
+
+
+def counted(self, x):
+    self.kept += 1
+    return x
+
+
+def annealed_in_training(self, x):
+    if not self.training:
+        return x
+    self.kept += 1
+    return x * (1 + 1 / self.kept.clone())
+
+
+def cached(self, x):
+    if self.kept is None:
+        self.kept = torch.linspace(0, 1, x.shape[1])
+    return x + self.kept
+
+
+@pytest.mark.parametrize(
+    ("compute", "kept"),
+    [(by_an_average, torch.zeros(())), (by_a_count, torch.ones(())), (by_the_first, None)],
+)
+def test_buffers_that_predictions_need_and_no_saved_model_has_are_refused(job, compute, kept):
+    net = Net(nn.Sequential(nn.Linear(6, 6), Unsaved(compute, kept)))
+    with pytest.raises(
+        ModelError, match=r"buffer 'layer.1.kept'.*no saved model would have it.*persistent=True"
+    ):
+        check_parameters(TracedModel(net), job)
+    assert net.layer[1].kept is kept
+
+
+def test_such_buffers_may_be_saved(job):
+    layer = Unsaved(by_an_average, torch.zeros(()))
+    layer.register_buffer("kept", torch.zeros(()), persistent=True)
+    check_parameters(TracedModel(Net(layer)), job)
+
+
+@pytest.mark.parametrize(
+    ("compute", "kept"),
+    [(counted, torch.zeros(())), (annealed_in_training, torch.ones(())), (cached, None)],
+)
+def test_buffers_that_no_prediction_needs_may_be_left_out(job, compute, kept):
+    check_parameters(TracedModel(Net(Unsaved(compute, kept))), job)
+
+
 class Note:
     """What layers may tell one another by."""
 
