@@ -1,5 +1,7 @@
 """Names that several rooms must agree on."""
 
+from typing import Any
+
 KEPT = "heterps://"  # HOST:PORT/JOB_ID[/FOLDER]: a job's files that the scheduler keeps
 TAKEN_OVER = "from"  # the folder among these of what a job has from an earlier one
 
@@ -44,3 +46,13 @@ def kept_with(output: str, address: str) -> str:
         return output
     _, job_id, folder = kept_place(output)
     return f"{KEPT}{address}/{job_id}" + (f"/{folder}" if folder else "")
+
+
+def field_name(spec: Any) -> str:
+    """What the field of a descriptor is called in a file: its name, or that which it is given.
+
+    The stubs of protobuf give a descriptor two types, that of its C core included.
+    """
+    first, *others = spec.name.split("_")
+    usual = first + "".join(word.capitalize() for word in others)
+    return str(spec.name if spec.json_name == usual else spec.json_name)

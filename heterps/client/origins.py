@@ -1,30 +1,16 @@
 """What a job takes over from an earlier one: all of its state, or its weights and rows alone."""
 
-import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 
 from heterps.client.records import Cut, Job, State
 from heterps.errors import HeterpsError
 from heterps.job.checkpoints import CUT
-from heterps.job.schema import field_name
-from protos.job_pb2 import JobSpec, Origin, TableOptions
+from protos.job_pb2 import JobSpec, Origin
 from protos.naming import KEPT
+from protos.training import differences
 from workers.model.code.digest import entry_files
-
-# What another plan, other machines or another folder may change without changing the training.
-_FREE = frozenset(
-    (
-        *("data.path", "data.prepare"),
-        *("train.checkpoint", "train.loggers", "train.from", "train.resume", "train.routes"),
-        "train.offload",
-    )
-)
-_TRAINING = ("model", "data", "train")
 
 
 class OriginError(HeterpsError):
@@ -118,41 +104,6 @@ def check_same(job: JobSpec, before: JobSpec, job_id: str) -> None:
             f"model.entry: {files} is not as it was for {job_id}; expected the same code, to go on "
             f"from its checkpoint. To begin with its weights alone use train.from: {job_id}"
         )
-
-
-def differences(job: JobSpec, before: JobSpec) -> Iterator[tuple[str, str, str]]:
-    """What makes two jobs different trainings: keys, with the values of `job` and of `before`."""
-    for key in _TRAINING:
-        yield from _compared(getattr(job, key), getattr(before, key), key)
-    for name in sorted({*job.tables, *before.tables}):
-        mine, theirs = TableOptions(), TableOptions()
-        for options, one in ((mine, job), (theirs, before)):
-            if name in one.tables:
-                options.CopyFrom(one.tables[name])
-            options.ClearField("memory_bytes")  # how rows lie and travel may change
-            options.ClearField("wire")
-        if mine != theirs:
-            yield f"tables.{name}", _shown(mine), _shown(theirs)
-
-
-def _compared(new: Message, old: Message, path: str) -> Iterator[tuple[str, str, str]]:
-    for spec in new.DESCRIPTOR.fields:
-        key = f"{path}.{field_name(spec)}"
-        mine, theirs = getattr(new, spec.name), getattr(old, spec.name)
-        if key in _FREE or mine == theirs:
-            continue
-        if key == "model.entry" and os.path.normpath(mine) == os.path.normpath(theirs):
-            continue
-        if key != "model.args" and isinstance(mine, Message):
-            yield from _compared(mine, theirs, key)
-        else:
-            yield key, _shown(mine), _shown(theirs)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Message):
-        return json.dumps(MessageToDict(value, preserving_proto_field_name=True))[:200]
-    return repr(value) if isinstance(value, str | bool | int | float) else str(list(value))  # type: ignore[call-overload]
 
 
 def _is_gone(place: str) -> bool:

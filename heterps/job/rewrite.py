@@ -13,8 +13,8 @@ from google.protobuf.struct_pb2 import Struct
 
 from chassis.files import replace_file
 from heterps.errors import HeterpsError
-from heterps.job.schema import field_name
 from protos.job_pb2 import JobSpec
+from protos.naming import field_name
 
 if TYPE_CHECKING:
     from scheduler.decision.record import Decision

@@ -17,6 +17,7 @@ from yaml import MappingNode, Node, ScalarNode, SequenceNode
 from chassis.near import nearest
 from heterps.job import yaml_nodes
 from heterps.job.yaml_nodes import NULL, YamlError, describe, place
+from protos.naming import field_name
 
 # The stubs of protobuf give a descriptor two types, that of its C core included.
 Descriptor = Any
@@ -241,13 +242,6 @@ def is_whole(spec: Descriptor) -> bool:
 
 def _fields(kind: Descriptor, path: str, hidden: frozenset[str]) -> list[FieldDescriptor]:
     return [f for f in kind.fields if _join(path, field_name(f)) not in hidden]
-
-
-def field_name(spec: Descriptor) -> str:
-    """What a field is called in a file: by its own name, unless the message gives it another."""
-    first, *others = spec.name.split("_")
-    usual = first + "".join(word.capitalize() for word in others)
-    return str(spec.name if spec.json_name == usual else spec.json_name)
 
 
 def _join(path: str, name: str) -> str:

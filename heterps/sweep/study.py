@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from chassis.aim import Aim
-from heterps.client.origins import differences
 from heterps.job.resume import running
 from heterps.sweep.errors import SweepError
 from heterps.sweep.space import Space
 from protos.job_pb2 import JobSpec
+from protos.training import differences
 
 if TYPE_CHECKING:
     import optuna

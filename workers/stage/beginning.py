@@ -5,13 +5,14 @@ What it must agree with is the model, its data and how it is trained.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
+from protos.training import differences
 from workers.model.chain.graph import StageGraph
 from workers.model.code.digest import entry_digest, entry_files
 from workers.model.objective.curve import LossCurve
@@ -29,8 +30,6 @@ from workers.model.saved.warm_start import Weights
 from workers.stage.state import StageState, base_names, give
 
 _log = logging.getLogger("heterps.stage")
-# Of `train`: what no step depends on.
-_FREE = ("checkpoint", "validate", "loggers", "warm_start", "resume", "offload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +173,8 @@ def _check(cut: Cut, launch: LaunchRequest, where: str) -> None:
             f"{where}: its layers are {', '.join(found)}; the model's are "
             f"{', '.join(base_names(launch.layers))}"
         )
-    for key in ("model", "data", "train"):
-        before, now = _compared(cut.job, key), _compared(job, key)
-        for name in sorted({*before, *now}):
-            if before.get(name) != now.get(name):
-                raise UnfitCutError(
-                    f"{key}.{name}: got {now.get(name)}; the cut {where} was taken with "
-                    f"{before.get(name)}"
-                )
+    for key, got, expected in differences(job, cut.job):
+        raise UnfitCutError(f"{key}: got {got}; the cut {where} was taken with {expected}")
 
 
 def _check_entry(job: JobSpec) -> None:
@@ -198,19 +191,3 @@ def _check_entry(job: JobSpec) -> None:
             f"model.entry: {files} has changed since the job was submitted; expected what its "
             "checkpoints were taken with. Begin another job with their weights by train.from"
         )
-
-
-def _compared(job: JobSpec, key: str) -> dict[str, object]:
-    """The fields of a section that a training depends on, as they are written."""
-    section = getattr(job, key)
-    return {
-        name: _written(value)
-        for descriptor, value in section.ListFields()
-        if (name := descriptor.name) not in _FREE
-    }
-
-
-def _written(value: object) -> str:
-    if isinstance(value, Mapping):  # of which a message keeps no order
-        return ", ".join(f"{name}: {value[name]}".strip() for name in sorted(value))
-    return str(value).strip()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from protos.job_pb2 import TableOptions
 from ps import LocalShards, LocalTable, ParameterClient
 from ps.errors import CheckpointError, ShardError
 from tests.workers.stage.in_process import TABLES
@@ -202,6 +203,8 @@ def test_a_damaged_cut_is_refused(one):
     [
         lambda job: setattr(job.train.optimizer, "learning_rate", 0.5),
         lambda job: setattr(job.train, "seed", 5),
+        lambda job: setattr(job.train.validate, "metric", "valid_logloss"),
+        lambda job: job.tables["rows"].MergeFrom(TableOptions(learning_rate=0.5)),
         lambda job: setattr(job.data, "train", "other.csv"),
         lambda job: setattr(job.model, "entry", "other.py:Net"),
     ],
