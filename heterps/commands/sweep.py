@@ -137,7 +137,7 @@ def sweep(
         client, submit, ended = stack.enter_context(cluster)
 
         def show(trial: "Trial", job_id: str) -> None:
-            console.print(trial_line(aim.name, trial, job_id), soft_wrap=True)
+            console.print(trial_line(aim.name, trial, job_id, study.trials), soft_wrap=True)
             if job_id:
                 ended(job_id)
 
