@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.decision.record import Decision
+from scheduler.planning.infeasible import alone_among
 from scheduler.problem.workload import Resources
 
 _HALVINGS = 12
@@ -123,6 +124,8 @@ def _why_none(bounds: Bounds, found: Decision, last: Decision) -> str:
             f": the fastest one has {units_of(last)}, with {parts} "
             f"micro-batch{'es' if parts > 1 else ''} a step (train.micro_batches)"
         )
+    if units_of(last) < bounds.least:
+        text += alone_among(last.workload.layers if last.workload is not None else ())
     return text
 
 

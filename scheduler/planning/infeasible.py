@@ -1,13 +1,15 @@
 """Why no plan meets the demands: what binds, and the highest throughput that can be."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
 from scheduler.decision.record import Decision, Relaxation
 from scheduler.problem.cost import TOLERANCE, CostModel
 from scheduler.problem.plan import Plan
-from scheduler.problem.wording import listed, money_text, rate_text, units_text
+from scheduler.problem.wording import buffers_changed, listed, money_text, rate_text, units_text
+from scheduler.problem.workload import Layer
 
 
 def barred(model: CostModel) -> str:
@@ -79,8 +81,17 @@ def _binding(decision: Decision, fastest: Plan | None) -> str:
             f"The limit of {units_text(int(limits[0].current), kind)} binds: "
             f"{int(limits[0].needed):,} would do"
         )
-    reason = fastest.reason if fastest is not None else decision.plan.reason
-    return f"The fastest plan {reason}"
+    if fastest is None or decision.workload is None:
+        return f"The fastest plan {decision.plan.reason if fastest is None else fastest.reason}"
+    slowest = (stage for stage in fastest.stages if stage.bottleneck)
+    layers = [one for s in slowest for one in decision.workload.layers[s.first : s.last + 1]]
+    return f"The fastest plan {fastest.reason}{alone_among(layers)}"
+
+
+def alone_among(layers: Iterable[Layer]) -> str:
+    """Name those of layers in a stage of one unit, to be put behind what they are the cause of."""
+    names = [layer.name for layer in layers if layer.alone]
+    return f"; {buffers_changed(names)}, for which a stage has one unit" if names else ""
 
 
 def cheapest_change(change: Relaxation) -> str:

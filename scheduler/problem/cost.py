@@ -366,7 +366,7 @@ class CostModel:
         together = self.steps.simulated and self.steps.lockstep
         for run, number in zip(runs, units, strict=True):
             first, last = (self.workload.layers[row].name for row in (run.first, run.last))
-            most = self.most_units[run.first : run.last + 1, run.type].min()
+            most = self.most_of(run)
             if number > most:
                 return f"layers {first!r} to {last!r} have {number} units, and use {most:.0f}"
             if together and parts % number:
@@ -375,6 +375,10 @@ class CostModel:
                     "micro-batches are not dealt evenly"
                 )
         return ""
+
+    def most_of(self, run: Run) -> float:
+        """Units that a stage may have, whatever there are of its type."""
+        return float(self.most_units[run.first : run.last + 1, run.type].min())
 
     def handled_s(self, run: Run) -> float:
         """Seconds of a micro-batch that its worker is busy for the stages beside its own."""
@@ -439,7 +443,7 @@ class CostModel:
             problem = f"${price:,.2f} an hour, the cap is ${self.max_price:,.2f}"
         elif throughput < floor:
             reached = rate_text(throughput / (1 + lost), down=True)
-            problem = f"{reached} samples/s, the floor is {rate_text(floor / (1 + lost))}"
+            problem = f"reaches {reached} samples/s, the floor is {rate_text(floor / (1 + lost))}"
         if self.steps.simulated:
             problem = self.footprint.why_overfull(runs, units, self.steps) or problem
         problem = self._why_too_many(runs, units) or problem

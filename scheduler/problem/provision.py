@@ -126,14 +126,17 @@ def _why_no_faster(
     more = _planner.units(model.native, assignment, math.nextafter(tau, 0.0))
     # What a stage can have at most: its type's limit, less a unit for each other stage there.
     shared = np.bincount([run.type for run in runs], minlength=model.num_types)
-    most = [int(model.limit[run.type] - shared[run.type] + 1) for run in runs]
+    most = [
+        int(min(model.limit[run.type] - shared[run.type] + 1, model.most_of(run))) for run in runs
+    ]
     for run, number, limit in zip(runs, more, most, strict=True):
         if number > limit:
             layers = model.workload.layers
             spent = max(run.compute_s(limit), run.transfer_s(limit))
             return (
                 f"layers {layers[run.first].name!r} to {layers[run.last].name!r} on "
-                f"{model.types[run.type]} take {time_text(spent)} a sample even with {limit} units"
+                f"{model.types[run.type]} take {time_text(spent)} a sample even with "
+                f"{limit} unit{'s' * (limit != 1)}"
             )
     faster = model.evaluate(assignment, [int(number) for number in more])
     totals = np.zeros(model.num_types)

@@ -66,3 +66,8 @@ def time_text(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns"
+
+
+def buffers_changed(names: Sequence[str]) -> str:
+    """Why layers are in a stage of one unit."""
+    return f"{listed(names)} {'changes' if len(names) == 1 else 'change'} a buffer in forward"

@@ -12,7 +12,7 @@ from protos.decision_pb2 import Decision, LinearRoute, Workload
 from protos.job_pb2 import JobSpec
 from protos.losses import of_whole_batches
 from protos.scheduler_pb2 import NodeStatus
-from scheduler.problem.wording import listed
+from scheduler.problem.wording import buffers_changed, listed
 from scheduler.runs.offer import OfferError
 from scheduler.state.packing import host_of
 
@@ -217,10 +217,9 @@ def _threads(units: int, cores: int) -> str:
 
 
 def _alone(names: Sequence[str]) -> str:
-    verb, whose = ("changes", "its") if len(names) == 1 else ("change", "their")
     return (
-        f"{listed(names)} {verb} a buffer in forward, which several workers would have each "
-        f"another one of: {whose} stage has one worker."
+        f"{buffers_changed(names)}, which several workers would have each another one of: "
+        f"{'its' if len(names) == 1 else 'their'} stage has one worker."
     )
 
 

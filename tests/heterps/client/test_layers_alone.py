@@ -9,6 +9,7 @@ import torch
 import heterps
 from heterps import Client, Cluster
 from heterps.job.file import load_job
+from tests.jobs import write_workload
 
 _MODEL = """
 import time
@@ -93,14 +94,15 @@ def test_of_one_type_alone_all_layers_are_with_it(tmp_path: Path) -> None:
         "schedule": {"resources": "resources.json", "elastic": {"min": 2, "max": 3}},
     }
     (tmp_path / "job.json").write_text(json.dumps(job))
+    given = write_workload(tmp_path / "costs.json", ["bottom", "middle", "top"], {"cpu": 1e-2})
     with Cluster(tmp_path / "cluster", types={"cpu": 3}) as cluster:
         client = Client(cluster.address)
-        name = client.submit(load_job(tmp_path / "job.json"))
-        ended = client.wait(name, timeout=240)
-        reasons = client.decision(name).reasons
-    assert ended.state == "failed"
-    assert "schedule.elastic.min: 2, and no plan with so many units" in ended.reason
-    assert any("'middle' changes a buffer in forward" in reason for reason in reasons)
+        for overrides in ([], [f"schedule.workload={given}"]):
+            name = client.submit(load_job(tmp_path / "job.json", overrides))
+            ended = client.wait(name, timeout=240)
+            assert ended.state == "failed"
+            assert "schedule.elastic.min: 2, and no plan with so many units" in ended.reason
+            assert "'middle' changes a buffer in forward, for which a stage has one" in ended.reason
 
 
 _COUNTED = """

@@ -119,6 +119,15 @@ def test_micro_batches_that_no_more_units_compute_sooner_are_told() -> None:
     assert "has 2, with 4 micro-batches a step (train.micro_batches)" in found.plan.reason
 
 
+def test_layers_that_one_unit_computes_alone_are_named() -> None:
+    work = workload({"cpu": cost(2.0)}, {"cpu": cost(2.0)}, {"cpu": cost(2.0)})
+    for layer in work["layers"][:2]:
+        layer["alone"] = True
+    found = within(work, resources(cpu=(0.05, 8)), 0.0, Bounds(3))
+    assert "schedule.elastic.min: 3" in found.plan.reason
+    assert "'l0', 'l1' change a buffer in forward, for which a stage has" in found.plan.reason
+
+
 @pytest.mark.parametrize("first", [2.0, 0.5])
 def test_units_that_no_share_has_go_where_they_are_needed(first: float) -> None:
     """Four units, two of each type, are made three: of shares alone one of each would be left."""

@@ -117,6 +117,20 @@ def test_a_floor_that_cannot_be_met_names_the_highest_throughput() -> None:
     assert not plan(WORK, OFFER, decision.max_throughput * 1.001, "exact").feasible
 
 
+@pytest.mark.parametrize("steps", [{}, {"batch": 96, "micro_batches": 4, "staleness": 0}])
+def test_layers_that_have_one_unit_are_named_where_they_are_in_the_way(
+    steps: dict[str, Any],
+) -> None:
+    work = workload({"cpu": cost(2.0)}, {"cpu": cost(1.0)}, **steps)
+    work["layers"][1]["alone"] = True
+    decision = plan(work, resources(cpu=(0.05, 8)), 3000.0, method="exact")
+    assert not decision.feasible
+    assert "The fastest plan reaches " in decision.plan.reason
+    assert decision.plan.reason.endswith(
+        "; 'l1' changes a buffer in forward, for which a stage has one unit"
+    )
+
+
 def test_a_method_that_misses_the_floor_names_one_that_reaches_it() -> None:
     decision = plan(WORK, OFFER, FLOOR, "all-cpu")
     assert not decision.feasible

@@ -56,6 +56,13 @@ def test_serial_stage_that_cannot_go_faster_is_named() -> None:
     assert "'l0' to 'l0' on cpu take 10 ms a sample even with 9 units" in plan.reason
 
 
+def test_units_that_a_stage_may_not_have_are_not_told_of() -> None:
+    work = workload({"cpu": cost(1.0)}, {"cpu": cost(1.0)})
+    work["layers"][1]["alone"] = True
+    plan = provision(model(work, resources(cpu=(1.0, 9))), [0, 0], floor=1000.0)
+    assert "'l0' to 'l1' on cpu take 20 ms a sample even with 1 unit" in plan.reason
+
+
 def test_binding_limit_is_named() -> None:
     problem = model(
         workload({"cpu": cost(1.0)}, {"v100": cost(1.0)}, {"cpu": cost(1.0)}),
