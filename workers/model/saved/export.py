@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves
 
 from chassis.files import replace_file
 from protos.naming import table_prefix
@@ -74,24 +77,26 @@ def export(saved: Saved, kind: str, target: Path, sample: str = "") -> Exported:
 
     Raises:
         ExportError: it cannot be written there, cannot be traced, gives something else than the
-            model, or has experts that take what depends on how many samples are in the batch.
+            model, has experts that take what depends on how many samples are in the batch, or
+            packs sequences.
         ModelError, CheckpointError, DataError: the model or the sample cannot be read.
     """
     from ps import export_checkpoint
 
     if kind == ONNX:
         _need_onnx()
-    partial = target.with_name(f".{target.stem}.partial-{os.getpid()}{target.suffix}")
-    _check_place(target, partial)
+    unfinished = target.with_name(f".{target.stem}.partial-{os.getpid()}{target.suffix}")
+    _check_place(target, unfinished)
     model = opened(saved)
     _check_experts(model)
     batches = _batches(model, sample)
+    _check_packed(model, batches[0])
     part = dense_part(model, [name for name in batches[0] if name not in ALWAYS])
     try:
         write: Callable[..., Callable[..., Any]] = _write_onnx if kind == ONNX else _write_torch
         arguments = _arguments(part, model, batches[0])
         try:
-            run = write(part, arguments, partial)
+            run = write(part, arguments, unfinished)
             outputs = _check(model, part, batches[1], run, f"{kind}: {target}")
         except ExportError as error:
             if not isinstance(model, HuggingFace):
@@ -106,18 +111,18 @@ def export(saved: Saved, kind: str, target: Path, sample: str = "") -> Exported:
         made = Exported(str(target), inputs, outputs, tables)
         told = {"inputs": inputs, "outputs": outputs}
         replace_file(Path(f"{target}.json"), json.dumps(told, indent=2) + "\n")
-        os.replace(partial, target)
+        os.replace(unfinished, target)
     finally:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
     return made
 
 
-def _check_place(target: Path, partial: Path) -> None:
+def _check_place(target: Path, unfinished: Path) -> None:
     """See whether a program can be written there: torch's own writer does not say why not."""
     try:
-        partial.touch()
-        partial.unlink()
+        unfinished.touch()
+        unfinished.unlink()
     except OSError as error:
         raise ExportError(f"{target}: cannot be written ({error.strerror})") from None
 
@@ -133,6 +138,37 @@ def _check_experts(model: nn.Module) -> None:
                 "capacity_factor=None, and another gate than expert_choice, or heterps.load(…) to "
                 "predict with it"
             )
+
+
+@torch.no_grad()
+def _check_packed(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+    found: list[str] = []
+
+    def look(name: str, _module: nn.Module, *values: Any) -> None:
+        if any(map(_is_packed, tree_leaves(values, is_leaf=_is_packed))):
+            found.append(name)
+
+    hooks = [
+        module.register_forward_hook(partial(look, name), with_kwargs=True)
+        for name, module in model.named_modules()
+    ]
+    try:
+        with suppress(Exception):  # a batch that it does not take is told of when it is traced
+            model(**arguments_of(inspect.signature(model.forward).parameters, batch))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if found:
+        raise ExportError(
+            f"{found[0]!r} has to do with a packed sequence (pack_padded_sequence), whose shape "
+            "depends on the lengths of the samples, which no program's may; expected the padded "
+            "one, of which forward takes the output at each sample's last place, "
+            "out[torch.arange(len(out)), lengths - 1], or heterps.load(…) to predict with it"
+        )
+
+
+def _is_packed(value: object) -> bool:
+    return isinstance(value, PackedSequence)
 
 
 def _described(one: Mapping[str, Any], saved: Saved) -> dict[str, Any]:

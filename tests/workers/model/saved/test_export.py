@@ -169,6 +169,47 @@ def test_pictures_are_made_up_as_models_take_them(tmp_path):
     torch.testing.assert_close(torch.export.load(target).module()(pictures), expected)
 
 
+PACKED = """
+import torch
+from torch import nn
+
+class Packs(nn.Module):
+    def forward(self, x):
+        rows, lengths = x.unsqueeze(2), (x > 0).sum(1).clamp(min=1)
+        pack = nn.utils.rnn.pack_padded_sequence
+        return pack(rows, lengths, batch_first=True, enforce_sorted=False)
+
+class Encodes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pack, self.lstm = Packs(), nn.LSTM(1, 6, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(self.pack.forward(x))[1][0][-1]
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = Encodes(), nn.Linear(6, 1)
+
+    def forward(self, picture):
+        return self.head(self.encoder(picture)).squeeze(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "where"),
+    [(".pack.forward(x)", "encoder.lstm"), (".pack(x)", "encoder.pack")],
+)
+def test_packed_sequences_are_refused_by_the_module_that_has_them(tmp_path, capsys, call, where):
+    text = PACKED.replace(".pack.forward(x)", call)
+    save_without_tables(tmp_path, text, type="floats", length=5)
+    assert cli.main(["export", str(tmp_path / "out"), "--torch", str(tmp_path / "it.pt2")]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"{where!r} has to do with a packed sequence" in told
+    assert not (tmp_path / "it.pt2").exists()
+
+
 FOLLOWED = """
 import heterps
 import torch
