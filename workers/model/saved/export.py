@@ -7,12 +7,13 @@ the tables as Parquet.
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -85,18 +86,16 @@ def export(saved: Saved, kind: str, target: Path, sample: str = "") -> Exported:
 
     if kind == ONNX:
         _need_onnx()
-    unfinished = target.with_name(f".{target.stem}.partial-{os.getpid()}{target.suffix}")
-    _check_place(target, unfinished)
-    model = opened(saved)
-    _check_experts(model)
-    batches = _batches(model, sample)
-    _check_packed(model, batches[0])
-    part = dense_part(model, [name for name in batches[0] if name not in ALWAYS])
-    try:
+    with _beside(target) as folder:
+        model = opened(saved)
+        _check_experts(model)
+        batches = _batches(model, sample)
+        _check_packed(model, batches[0])
+        part = dense_part(model, [name for name in batches[0] if name not in ALWAYS])
         write: Callable[..., Callable[..., Any]] = _write_onnx if kind == ONNX else _write_torch
         arguments = _arguments(part, model, batches[0])
         try:
-            run = write(part, arguments, unfinished)
+            run = write(part, arguments, folder / target.name)
             outputs = _check(model, part, batches[1], run, f"{kind}: {target}")
         except ExportError as error:
             if not isinstance(model, HuggingFace):
@@ -111,20 +110,21 @@ def export(saved: Saved, kind: str, target: Path, sample: str = "") -> Exported:
         made = Exported(str(target), inputs, outputs, tables)
         told = {"inputs": inputs, "outputs": outputs}
         replace_file(Path(f"{target}.json"), json.dumps(told, indent=2) + "\n")
-        os.replace(unfinished, target)
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+        # Weights that ONNX has in a file of their own, which the program names, come first.
+        for file in sorted(folder.iterdir(), key=lambda file: file.name == target.name):
+            os.replace(file, target.with_name(file.name))
     return made
 
 
-def _check_place(target: Path, unfinished: Path) -> None:
-    """See whether a program can be written there: torch's own writer does not say why not."""
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A folder for files until they are whole, by the names that they will have."""
     try:
-        unfinished.touch()
-        unfinished.unlink()
+        made = TemporaryDirectory(prefix=f".{target.stem}.partial-", dir=target.parent)
     except OSError as error:
         raise ExportError(f"{target}: cannot be written ({error.strerror})") from None
+    with made as folder:
+        yield Path(folder)
 
 
 def _check_experts(model: nn.Module) -> None:

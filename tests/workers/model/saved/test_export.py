@@ -348,10 +348,13 @@ def test_a_program_of_one_batch_size_alone_is_refused(tmp_path, capsys):
     assert "takes no batch of 5 rows" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(
+needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
     reason="ONNX is not installed",
 )
+
+
+@needs_onnx
 @pytest.mark.parametrize("entry", ["Model", "Experts", "Prototypes"])
 def test_onnx_gives_what_the_model_gives(tmp_path, entry):
     import onnxruntime
@@ -366,6 +369,26 @@ def test_onnx_gives_what_the_model_gives(tmp_path, entry):
     given = session.run(None, feeds)
     for found, expected in zip(given, model.predict(data, logits=True).values(), strict=True):
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+
+
+@needs_onnx
+def test_weights_of_large_models_lie_beside_the_program_that_names_them(tmp_path, monkeypatch):
+    import onnxruntime
+
+    large = "torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD"
+    monkeypatch.setattr(large, 0)  # bytes
+    data = saved(tmp_path, "Experts")
+    target = tmp_path / "served/model.onnx"
+    target.parent.mkdir()
+    assert cli.main(["export", str(tmp_path / "out"), "--onnx", str(target)]) == 0
+    names = sorted(one.name for one in target.parent.iterdir())
+    assert names == ["model.onnx", "model.onnx.data", "model.onnx.json", "model.onnx.tables"]
+    model = heterps.load(tmp_path / "out")
+    told, arguments = served(target, data, model)
+    session = onnxruntime.InferenceSession(target)
+    feeds = {one["name"]: a.numpy() for one, a in zip(told["inputs"], arguments, strict=True)}
+    expected = model.predict(data, logits=True)["click"]
+    np.testing.assert_allclose(session.run(None, feeds)[0], expected.numpy(), atol=1e-5)
 
 
 def test_onnx_that_is_not_installed_is_told(tmp_path, capsys, monkeypatch):
