@@ -64,6 +64,7 @@ class Pool {
   size_t head_bytes() const { return head_bytes_; }
   uint32_t end() const { return end_; }  // all slots lie below
   size_t size() const { return size_; }
+  size_t per_row() const { return per_row_; }  // bytes that a row takes
   size_t bytes() const { return end_ * per_row_; }
   size_t live_bytes() const { return size_ * per_row_; }
 

@@ -180,8 +180,7 @@ void Subtable::Demote(size_t bytes) {
   try {
     for (kind = kFull;; kind = kNarrow) {
       Pool& rows = pools_[kind];
-      const size_t per_row = rows.row_bytes() + sizeof(uint64_t) + sizeof(uint32_t) + 1;
-      const size_t wanted = std::min((excess + per_row - 1) / per_row, rows.size());
+      const size_t wanted = std::min((excess + rows.per_row() - 1) / rows.per_row(), rows.size());
       Coldest coldest = ColdestOf(kind, wanted);
       uint32_t& hand = hands_[kind];
       for (size_t left = rows.end(), more = wanted; left > 0 && more > 0; --left) {
@@ -199,7 +198,7 @@ void Subtable::Demote(size_t bytes) {
         --more;
       }
       flush();
-      excess -= std::min(excess, wanted * per_row);
+      excess -= std::min(excess, wanted * rows.per_row());
       if (kind == kNarrow) break;
     }
   } catch (...) {  // what has not been written is in memory, and nowhere else

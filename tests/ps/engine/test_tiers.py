@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ps import LocalTable, ParameterClient
 from ps.engine import _native
 from ps.table.rules import Admission, Eviction, Score, Segment
+from tests.ps.crowded import crowded
 from tests.waiting import wait_until
 
 DIM = 80
@@ -183,6 +184,21 @@ def test_memory_leaves_room_for_an_index_that_grows() -> None:
         assert table.nbytes < 1.15 * (1 << 20)
     assert len(table) == 80_000
     assert table.counters["disk_rows"] > 20_000
+
+
+@pytest.mark.parametrize("options", [{}, {"eviction": Eviction(ttl_steps=1000)}])
+def test_no_more_rows_leave_memory_than_have_to(options: dict[str, Any]) -> None:
+    """A row has with it key, generation, heat, and how it was used where a rule asks for that."""
+    table = LocalTable.create("t", 1, memory_bytes=1 << 22, optimizer="sgd", **options)
+    takes = 4 + 8 + 4 + 1 + (20 if options else 0)
+    target = (1 << 22) // 64 // 10 * 9  # of the one sub-table in which the keys are
+    others, keys = table.nbytes * 63 // 64, iter(crowded(4000))
+    while table.nbytes - others <= target + 50 * takes:
+        table.push([next(keys)], np.ones((1, 1), np.float32))
+    assert table.counters["disk_rows"] == 0
+    excess = table.nbytes - others - target
+    table._table.demote()
+    assert table.counters["disk_rows"] == -(-excess // takes)
 
 
 def test_what_goes_and_comes_is_counted() -> None:
