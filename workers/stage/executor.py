@@ -29,21 +29,16 @@ thread of its own (`workers/stage/ending.py`).
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from chassis.tracing import span
 from protos.in_flight import most_in_flight
 from protos.job_pb2 import JobSpec
-from protos.stage_pb2 import FrameKind, Notice
-from workers.data.columns import labels_in
+from protos.stage_pb2 import Notice
 from workers.data.reader import Split
-from workers.device.copies import Upload
 from workers.errors import DivergedError
-from workers.learning.objective import total
-from workers.links.frames import BACKWARD, FORWARD, FrameId
 from workers.links.pipeline import Links, Place
 from workers.model.objective.curve import LossCurve
 from workers.model.objective.loss import job_loss
@@ -55,13 +50,13 @@ from workers.stage.cuts import Cuts
 from workers.stage.ending import Ending
 from workers.stage.evaluation import Evaluation, Measured
 from workers.stage.following import Following
-from workers.stage.layers import StageLayers, for_losses
-from workers.stage.micro_batch import Arrivals, MicroBatch
+from workers.stage.layers import StageLayers
 from workers.stage.open_step import InFlight, OpenStep
+from workers.stage.passes import Passes
 from workers.stage.progress import PAUSED, TRAIN, Progress
 from workers.stage.rows import StageRows
 from workers.stage.schedule import MicroBatchSpec, Schedule
-from workers.stage.source import WHOLE, TrainingSource
+from workers.stage.source import TrainingSource
 from workers.stage.verdict import AfterStep
 from workers.stage.versions import Versions
 from workers.stage.whole_loss import WholeLoss
@@ -140,8 +135,6 @@ class StageExecutor:
             else None
         )
         self._given_up = False  # by another worker of the stage: a verdict will end the training
-        self._arrivals = Arrivals(links.inbox, layers.staging, self.upload, rows)
-        self._source: TrainingSource | None = None
         self._on_pause: Callable[[], None] = lambda: None
         self._opened = beginning.step  # steps begun
         self._open: deque[OpenStep] = deque()  # with micro-batches to come
@@ -151,7 +144,12 @@ class StageExecutor:
         self.following = following
         self._callbacks = callbacks
         self.committed = False  # whether training is over, and all of it in the tables
-        self._auxiliary: list[torch.nn.Module] | None = None
+        self._passes = Passes(
+            *(layers, rows, links, versions, self.loss, self._whole, self._busy),
+            scale=ending.loss_scale,
+            before_backward=self._watch_last,
+        )
+        self.upload = self._passes.upload
 
     def train(
         self, source: TrainingSource | None, on_pause: Callable[[], None] = lambda: None
@@ -168,7 +166,7 @@ class StageExecutor:
             DivergedError: a loss or gradient is not finite. What was applied until then stays.
         """
         self._layers.graph.module.train()
-        self._source, self._on_pause = source, on_pause
+        self._passes.source, self._on_pause = source, on_pause
         self.progress.phase = TRAIN
         self.progress.began = time.perf_counter()
         try:
@@ -221,13 +219,6 @@ class StageExecutor:
         """
         self._inbox.wait(lambda: self._inbox.ended(_DRAIN, self._place.width_before))
         self._end(_DRAIN)
-
-    def upload(self, tensors: Mapping[str, Tensor]) -> dict[str, Upload]:
-        """Begin to bring to the device what this worker computes with."""
-        # What losses need travels on from host to host.
-        last = for_losses(tensors) if self._links.after is None else {}
-        needed = (*self._layers.graph.inputs, *last)
-        return {name: self._layers.staging.upload(tensors[name]) for name in needed}
 
     def own(self, step: int) -> tuple[MicroBatchSpec, ...]:
         """The micro-batches of a step that this worker computes."""
@@ -311,52 +302,21 @@ class StageExecutor:
             return False  # the same order on all workers, whatever arrives first
         if self._whole is not None:
             return not flight.step.awaits_loss
-        return self._inbox.has(self._frame(BACKWARD, flight.step, flight.spec))
+        return self._passes.has_gradient(flight)
 
     def _forward_possible(self) -> bool:
         if not self._open or not self._open[-1].to_forward or len(self._in_flight) >= self._depth:
             return False
-        step = self._open[-1]
-        if self._source is not None:
-            return step.given is not None or self._source.ready
-        return self._arrivals.has(self._frame(FORWARD, step, step.own[step.forward]))
-
-    @staticmethod
-    def _frame(kind: FrameKind.ValueType, step: OpenStep, spec: MicroBatchSpec) -> FrameId:
-        return FrameId(kind, TRAIN, step.number, spec.number)
-
-    def _next_input(self, step: OpenStep) -> MicroBatch:
-        """The micro-batch whose forward is next, its rows and its version of weights in place."""
-        if self._source is not None:
-            if step.given is None:
-                step.given = self._source.take()
-                step.rows += [step.given.rows] if step.given.rows is not None else []
-            batch = step.given.micro_batches[step.forward]
-        else:
-            batch = self._arrivals.micro_batch(self._frame(FORWARD, step, step.own[step.forward]))
-            step.rows += [batch.rows] if batch.rows is not None else []
-        self._rows.bind(batch.rows, batch.position)
-        self._versions.use(step.number)
-        return batch
+        return self._passes.has_input(self._open[-1])
 
     def _forward(self) -> None:
-        step = self._open[-1]
-        spec = step.own[step.forward]
-        batch = self._next_input(step)
-        tensors = batch.on_device()
-        with self._busy.running():
-            given = self._layers.train(tensors, step.number, spec.index)
-            auxiliary = self._auxiliary_loss()
-            step.loss = step.loss + _nan_unless_finite(auxiliary)
-            outputs: Mapping[str, Tensor] = given
-            if self._whole is not None:
-                outputs = self._whole.keep(spec, self._layers.result(given), labels_in(tensors))
-        if self._links.after is not None:
-            self._links.after.send(
-                self._frame(FORWARD, step, spec), self._layers.leaving(outputs, batch.tensors)
-            )
-        self._in_flight.append(InFlight(step, spec, tensors, outputs, auxiliary))
-        step.forward += 1
+        self._in_flight.append(self._passes.forward(self._open[-1]))
+
+    def _backward(self) -> None:
+        self._passes.backward(self._in_flight.popleft())
+
+    def _forward_backward(self) -> None:
+        self._passes.both(self._open[-1])
 
     def _compute_loss(self) -> None:
         """That of the whole batch, once the forwards of a step are done."""
@@ -369,57 +329,6 @@ class StageExecutor:
         with self._busy.running():
             step.add(self._whole.compute(step.number, self._ending.loss_scale(step.number)))
         step.awaits_loss = False
-
-    def _backward(self) -> None:
-        flight = self._in_flight.popleft()
-        step = flight.step
-        if self._whole is not None:
-            gradients = self._whole.gradients(flight.spec, flight.outputs)
-        else:
-            gradients = self._arrivals.gradients(self._frame(BACKWARD, step, flight.spec))
-        roots, grads = flight.roots(gradients)
-        self._versions.use(step.number)
-        with self._busy.running():
-            if flight.auxiliary is not None and flight.auxiliary.requires_grad:
-                roots.append(flight.auxiliary)
-                share = flight.spec.weight * self._ending.loss_scale(step.number)
-                grads.append(torch.full_like(flight.auxiliary, share))
-            if roots:
-                self._watch_last(step)
-                torch.autograd.backward(roots, grads)
-        self._return_gradients(step, flight.spec, flight.inputs)
-        step.backward += 1
-
-    def _forward_backward(self) -> None:
-        """Forward and backward of the last stage."""
-        step = self._open[-1]
-        spec = step.own[step.forward]
-        batch = self._next_input(step)
-        tensors = batch.on_device()
-        with self._busy.running():
-            outputs = self._layers.train(tensors, step.number, spec.index)
-            parts = self.loss.parts(
-                self._layers.result(outputs),
-                labels_in(tensors),
-                spec.weight,
-                *self._counts(batch.tensors),
-            )
-            auxiliary = self._auxiliary_loss()
-            loss = total(parts)
-            whole = loss if auxiliary is None else loss + auxiliary * spec.weight
-            self._watch_last(step)
-            (whole * self._ending.loss_scale(step.number)).backward()
-            step.add(parts)
-            step.loss = step.loss + _nan_unless_finite(auxiliary)
-        self._return_gradients(step, spec, tensors)
-        step.forward += 1
-        step.backward += 1
-
-    def _counts(self, tensors: Mapping[str, Tensor]) -> tuple[list[float], list[float]]:
-        """What the loss counts, besides samples, of a micro-batch and of its whole batch."""
-        if not self.loss.counted:
-            return [], []
-        return self.loss.counts(labels_in(tensors)), tensors[WHOLE].tolist()
 
     def _watch_last(self, step: OpenStep) -> None:
         """Before a backward: in the last one of a step its sums begin.
@@ -491,27 +400,3 @@ class StageExecutor:
         self.progress.busy_s = self._busy.seconds()
         self.following.ended(ended.after)
         return ended.after
-
-    def _return_gradients(
-        self, step: OpenStep, spec: MicroBatchSpec, inputs: Mapping[str, Tensor]
-    ) -> None:
-        """Send back what the stage before waits for.
-
-        What has no gradient is left out, so that what made it has none either, as it would here.
-        """
-        if self._links.before is None:
-            return
-        grads = {name: one.grad for name, one in inputs.items() if one.grad is not None}
-        self._links.before.send(self._frame(BACKWARD, step, spec), grads)
-
-    def _auxiliary_loss(self) -> Tensor | None:
-        if self._auxiliary is None:  # some have it from their first forward on
-            modules = self._layers.graph.module.modules()
-            self._auxiliary = [m for m in modules if hasattr(m, "aux_loss")]
-        losses = [m.aux_loss for m in self._auxiliary if isinstance(m.aux_loss, Tensor)]
-        return sum(losses[1:], losses[0]) if losses else None
-
-
-def _nan_unless_finite(auxiliary: Tensor | None) -> Tensor | float:
-    """0, added to the loss that is reported, which has no auxiliary ones, so that it tells."""
-    return 0.0 if auxiliary is None else auxiliary.detach().double() * 0.0
