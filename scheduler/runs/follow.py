@@ -4,29 +4,24 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from chassis.exits import reason_of_exit
-from chassis.process import describe_exit
 from protos.decision_pb2 import Decision, Measured
 from protos.node_pb2 import SHARD, NodeStatusRequest
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
-    END_LOST_NODE,
-    END_LOST_SHARD,
-    END_OUT_OF_MEMORY,
     END_USER_ERROR,
-    EndReason,
     NodeStatus,
     ProcessStatus,
     ProgressReport,
 )
 from scheduler.replanning.measure import Mark, Measurement, Windows
-from scheduler.runs.blame import Blame, Symptom, blame_of_failure, ending_of
+from scheduler.runs.blame import Symptom, ending_of
 from scheduler.runs.calls import CallError, Channels, Interrupted, Stop, call
 from scheduler.runs.processes import Process
 from scheduler.runs.silence import SILENT_S, Silence
-from scheduler.state.endings import Ending, last_error
+from scheduler.runs.symptoms import Failure, ended, failed, forgotten, gone
+from scheduler.state.endings import Ending
 from scheduler.state.nodes import Nodes
 
 COLLECT_S = 1.5  # one death makes others fail: their deaths are waited for before one is blamed
@@ -45,15 +40,6 @@ class Outcome:
     # Workers and shards that may be replaced, so that it goes on; none, where workers lost touch.
     lost: tuple[Process, ...] | None = None
     due: bool = False  # it has not ended; what was asked for is
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What a worker told of its own, and when that came."""
-
-    when: float
-    error: str
-    reason: "EndReason.ValueType"
 
 
 class Follower:
@@ -279,7 +265,7 @@ class Follower:
         """What is wrong now, by the leases or, where given, by the nodes' own answers."""
         symptoms: list[Symptom] = []
         lost: set[str] = set()
-        ended: set[str] = set()
+        over: set[str] = set()
         for process in self._processes:
             node_id = process.node.node_id
             answer = asked.get(node_id)
@@ -298,20 +284,11 @@ class Follower:
                 self._seen.pop(f"no {process.process_id}", None)
                 self._note_restarts(process, entries[0].restarts)
             elif self._is_forgotten(process):
-                symptoms.append(
-                    Symptom(
-                        Blame.NODE_LOST,
-                        time.monotonic(),
-                        f"node {node_id} (at {process.node.address}) was started again and has "
-                        f"lost {process.label}",
-                        reason=END_LOST_NODE,
-                        process=process.label,
-                    )
-                )
+                symptoms.append(forgotten(process, time.monotonic()))
             if entries and not entries[0].running:
                 symptoms.append(self._ended(process, entries[0]))
-                ended.add(process.process_id)
-        return symptoms + self._reported(ended)
+                over.add(process.process_id)
+        return symptoms + self._reported(over)
 
     def _replaceable(self, symptoms: list[Symptom], stop: Stop) -> Outcome | None:
         """Those that are gone, and why; nothing where something else is wrong, too.
@@ -327,7 +304,7 @@ class Follower:
         until = time.monotonic() + COLLECT_S
         while True:
             asked = self._ask(stop)
-            gone = []
+            away = []
             for process in self._processes:
                 if process.standing:
                     if self._is_lost(process):
@@ -339,13 +316,13 @@ class Follower:
                     continue
                 if process.role != SHARD and not self._may_be_replaced(process, status):
                     return Outcome()
-                gone.append(process)
+                away.append(process)
             found = self._symptoms(asked)
-            if not gone and not found:
+            if not away and not found:
                 return None
-            if gone or time.monotonic() > until:
+            if away or time.monotonic() > until:
                 ending = ending_of(found or symptoms)
-                return Outcome(ending=ending, lost=tuple(gone))
+                return Outcome(ending=ending, lost=tuple(away))
             if stop():
                 raise Interrupted
             time.sleep(_POLL_S / 4)
@@ -404,16 +381,7 @@ class Follower:
         node = process.node
         when = self._seen.setdefault(f"node {node.node_id}", time.monotonic())
         here = [p.label for p in self._processes if p.node.node_id == node.node_id]
-        how = problem or self._nodes.departure(node.node_id)
-        kind = "standing shard" if process.standing else "node"
-        return Symptom(
-            Blame.NODE_LOST,
-            when,
-            f"{kind} {node.node_id} ({node.type + ' ' if node.type else ''}at {node.address}) {how}"
-            + ("" if process.standing else f"; it ran {', '.join(here)}"),
-            reason=END_LOST_SHARD if process.standing else END_LOST_NODE,
-            process=f"{kind} {node.node_id}",
-        )
+        return gone(process, here, problem or self._nodes.departure(node.node_id), when)
 
     def _note_silence(self) -> None:
         now = time.monotonic()
@@ -432,41 +400,12 @@ class Follower:
             )
 
     def _ended(self, process: Process, entry: ProcessStatus) -> Symptom:
-        code = entry.exit_code
-        worker = (process.index, process.rank)
-        is_shard = process.role == SHARD
         with self._lock:
             when = self._seen.setdefault(process.process_id, time.monotonic())
-            failure = None if is_shard else self._failures.get(worker)
-        place = replace(process, pid=entry.pid or process.pid).place
-        headline = f"{process.label} ({place}) ended {describe_exit(code)}"
-        if entry.out_of_memory:
-            headline += "; the kernel killed it, as memory had run out"
-        elif code == -9:
-            headline += "; the kernel does this too when memory runs out"
-        if entry.note:
-            headline += f"; it {entry.note}"
-        error = failure.error if failure is not None else ""
-        if not error and code > 0:
-            error = last_error(entry.last_lines.splitlines())
-        reason = reason_of_exit(code, error)
-        if failure is not None:
-            when = min(when, failure.when)
-            if code >= 0 or failure.reason == END_OUT_OF_MEMORY:
-                reason = failure.reason
-        if entry.out_of_memory:
-            reason = END_OUT_OF_MEMORY
-        if is_shard:
-            blame = Blame.SHARD_KILLED if code < 0 else Blame.SHARD_ENDED
-            reason = reason if reason == END_OUT_OF_MEMORY else END_LOST_SHARD
-        elif code < 0:
-            blame = Blame.KILLED
-        else:
-            told = code or failure is not None
-            blame = blame_of_failure(reason) if told else Blame.LEFT
-        return Symptom(blame, when, headline, error, entry.last_lines, reason, process.label)
+            told = self._failures.get((process.index, process.rank))
+        return ended(process, entry, when, None if process.role == SHARD else told)
 
-    def _reported(self, ended: set[str]) -> list[Symptom]:
+    def _reported(self, over: set[str]) -> list[Symptom]:
         """Failures that workers told of, but for the processes whose end has been seen."""
         symptoms = []
         with self._lock:
@@ -474,19 +413,9 @@ class Follower:
             failures = dict(self._cut_off) | failures
         for process in self._processes:
             failure = failures.get((process.index, process.rank))
-            if process.role == SHARD or failure is None or process.process_id in ended:
+            if process.role == SHARD or failure is None or process.process_id in over:
                 continue
-            headline = f"{process.label} ({process.place}) failed"
-            symptoms.append(
-                Symptom(
-                    blame_of_failure(failure.reason),
-                    failure.when,
-                    headline,
-                    failure.error,
-                    reason=failure.reason,
-                    process=process.label,
-                )
-            )
+            symptoms.append(failed(process, failure))
         return symptoms
 
     def _ask(self, stop: Stop) -> dict[str, NodeStatus | str]:
