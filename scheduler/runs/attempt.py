@@ -3,24 +3,22 @@
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from protos import scheduler_pb2 as pb
 from protos.decision_pb2 import Decision
-from protos.generations import keeps_cuts, may_regroup
+from protos.generations import keeps_cuts
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD
 from scheduler.problem.threads import node_units
 from scheduler.replanning.measure import Measurement
 from scheduler.runs.beginning import Beginning, descended, leads_cuts
 from scheduler.runs.calls import Interrupted
-from scheduler.runs.change import Change, ChangeRefusedError, PlanChange, check
+from scheduler.runs.change import Change
 from scheduler.runs.context import Context
 from scheduler.runs.follow import Follower
-from scheduler.runs.launch import devices_of
 from scheduler.runs.logs import JobLogs
 from scheduler.runs.processes import AttemptId, Process
 from scheduler.runs.progress import forget_validated, take_progress
@@ -29,7 +27,6 @@ from scheduler.runs.recoveries import note_beginning, note_recovery
 from scheduler.runs.sharing import note, sharing
 from scheduler.runs.states import NEXT, OF_JOB, State
 from scheduler.state.endings import Ending, may_retry
-from scheduler.state.packing import Group
 from scheduler.state.store import DeposedError, StoreError, TransitionError
 
 R = TypeVar("R")
@@ -68,6 +65,7 @@ class Attempt:
         lacking: types of units that it lacks, so that its workers share some: the next are its.
         running_at: since when it is RUNNING, by time.monotonic(); None: it is not yet.
         follower: of the processes; None until they are started.
+        change: that is under way.
     """
 
     def __init__(self, attempt_id: AttemptId, context: Context, priority: int = 0) -> None:
@@ -87,7 +85,7 @@ class Attempt:
         self.running_at: float | None = None
         self.follower: Follower | None = None
         self.record = Record(self._put_run, lambda units: context.nodes.restore(job_id, units))
-        self._change: Change | None = None
+        self.change: Change | None = None
         self._state = State.NEW
         self._had_units = False
         self._cancelled = threading.Event()
@@ -253,92 +251,9 @@ class Attempt:
 
         self.context.jobs.change(self.id.job_id, edit)
 
-    def request_change(self, change: PlanChange) -> pb.JobStatus:
-        """Have the job go over to another plan; from any thread. It trains on until that is ready.
-
-        Returns:
-            The job's status; what comes of the change is the next of its `moves`.
-
-        Raises:
-            ChangeRefusedError: it cannot, or another change is under way.
-        """
-        job_id = self.id.job_id
-        spec = self.context.store.spec(job_id)
-        with self.record.lock:
-            follower = self.follower
-            running = self._state is State.RUNNING and not self._cancelled.is_set()
-            if not running or follower is None or spec is None:
-                raise ChangeRefusedError(f"job {job_id} does not train")
-            if self._change is not None or self.record.is_regrouping:
-                raise ChangeRefusedError(f"job {job_id} is going over to other workers already")
-            after = change.decision or self.decision
-            check(self.decision, after)
-            plans = self.decision, after
-            if not all(may_regroup(spec, devices_of(plan)) for plan in plans):
-                raise ChangeRefusedError(
-                    f"job {job_id}: workers on GPUs, or with split_experts, cannot go over to "
-                    "another plan while they train; submit --resume the job with the plan"
-                )
-            made = Decision()
-            made.CopyFrom(after)
-            made.ClearField("measured")
-            found = Change.of(change, self.decision, made, self.id.number, self.step)
-            try:
-                self.record.note_change(found.move)
-            except Interrupted:
-                raise ChangeRefusedError(f"job {job_id} does not train") from None
-            self._change = found
-            status = self.context.jobs.get(job_id) or pb.JobStatus(job_id=job_id)
-        follower.wake()
-        return status
-
-    @property
-    def change(self) -> Change | None:
-        """The one that is under way."""
-        return self._change
-
-    def end_change(self, move: pb.Move) -> None:
-        """None is under way any more; tell the job's owner of it, or what it failed of, once."""
-
-        def tell(status: pb.JobStatus) -> None:
-            if move not in status.moves:
-                status.moves.append(move)
-
-        with self.record.lock:
-            self.record.note_change(move)
-            self.context.jobs.change(self.id.job_id, tell)
-            self._change = None
-            self.record.note_change(None)
-
-    def reserve(
-        self,
-        change: Change,
-        groups: Sequence[Group],
-        singles: Sequence[str],
-        held: Sequence[str],
-    ) -> list[pb.NodeStatus] | None:
-        """Take units for a change, beside those that the job holds; None: there are too few.
-
-        Args:
-            groups, singles: as of `Nodes.reserve`.
-            held: node ids, one for each unit of what will be replaced, which may be used again.
-
-        Raises:
-            Interrupted: it is not under way any more.
-        """
-        with self.record.lock:
-            if self._change is not change:
-                raise Interrupted
-            nodes, avoid = self.context.nodes, change.wanted.avoid
-            placed = nodes.reserve(self.id.job_id, groups, singles, held=held, avoid=avoid)
-            if placed is not None:
-                more = Counter(node.node_id for node in placed) - Counter(held)
-                self.record.hold(more.elements())
-            return placed
-
     def is_due(self) -> bool:
         """Whether a change is to be taken further, or workers wait to be told to go on."""
-        change, follower = self._change, self.follower
+        change, follower = self.change, self.follower
         paused = follower is not None and follower.paused is not None
         return paused or (change is not None and change.is_due)
 

@@ -46,6 +46,7 @@ from scheduler.problem.fields import InputError
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.calls import CallError, Interrupted, call
 from scheduler.runs.change import BestPlanError, ChangeRefusedError, PlanChange
+from scheduler.runs.changes import under_way
 from scheduler.runs.context import Context
 from scheduler.runs.dispatcher import Dispatcher
 from scheduler.runs.logs import stream
@@ -189,7 +190,7 @@ class SchedulerService(SchedulerServicer):
                 if request.HasField("decision")
                 else planned_anew(attempt, self._store.spec(job_id) or JobSpec())
             )
-            return attempt.request_change(PlanChange("asked", plan))
+            return under_way.request(attempt, PlanChange("asked", plan))
         except BestPlanError as error:
             refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error), HAS_BEST_PLAN)
         except (ChangeRefusedError, InputError, OfferError) as error:

@@ -29,6 +29,7 @@ from scheduler.problem.fields import InputError
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.calls import CallError
 from scheduler.runs.change import ChangeRefusedError, PlanChange
+from scheduler.runs.changes import under_way
 from scheduler.runs.changes.anew import for_job, on_nodes_now, propose_now
 from scheduler.runs.changes.elsewhere import go_elsewhere
 from scheduler.runs.changes.move import cut_at, pause
@@ -176,7 +177,7 @@ class Drain:
         until = time.monotonic() + max(0.0, nodes[0].ends_in_s - _CUT_S)
         avoid = frozenset(node.node_id for node in nodes)
         try:
-            self._attempt.request_change(PlanChange("drained", decision, avoid, until))
+            under_way.request(self._attempt, PlanChange("drained", decision, avoid, until))
         except ChangeRefusedError as error:
             _log.info("%s", error)
             return False

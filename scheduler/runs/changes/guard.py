@@ -13,6 +13,7 @@ from protos.scheduler_pb2 import END_LOST_NODE, JobStatus
 from scheduler.problem.deadline import Deadline
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.change import ChangeRefusedError, PlanChange
+from scheduler.runs.changes import under_way
 from scheduler.runs.changes.deadline import (
     ENDING_S,
     MOVING_S,
@@ -36,7 +37,7 @@ def guard(attempt: Attempt) -> "DeadlineGuard":
 
     def go(sure: Decision) -> None:
         with suppress(ChangeRefusedError):  # it is asked again at the next look
-            attempt.request_change(PlanChange("deadline", sure))
+            under_way.request(attempt, PlanChange("deadline", sure))
             _log.warning("job %s: goes over to units that stay, for its deadline", job_id)
 
     return DeadlineGuard(

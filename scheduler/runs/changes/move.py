@@ -24,6 +24,7 @@ from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.calls import CallError, Interrupted, call
 from scheduler.runs.change import Change, Stage, in_short
+from scheduler.runs.changes import under_way
 from scheduler.runs.changes.regroup import regroup, resume
 from scheduler.runs.cleanup import stop_others
 from scheduler.runs.failures import JobError, ending_of
@@ -78,7 +79,7 @@ def give_up(attempt: Attempt, why: str) -> None:
     _log.warning("job %s: it keeps its plan: %s", attempt.id.job_id, why)
     move = _move(attempt, change)
     move.failed = why
-    attempt.end_change(move)
+    under_way.end(attempt, move)
     settle(attempt)
 
 
@@ -92,7 +93,7 @@ def overtaken(attempt: Attempt) -> None:
             return
         move = _move(attempt, change)
         move.failed = change.failed or "the attempt ended before it could go over"
-        attempt.end_change(move)
+        under_way.end(attempt, move)
 
 
 def taken_over(attempt: Attempt) -> None:
@@ -105,7 +106,7 @@ def taken_over(attempt: Attempt) -> None:
     if not move.failed and not move.seconds:
         move.seconds = max(0.0, time.time() - move.at)
     with suppress(TransitionError):
-        attempt.end_change(move)
+        under_way.end(attempt, move)
 
 
 def settle(attempt: Attempt) -> None:
@@ -146,7 +147,7 @@ def _launch(attempt: Attempt, change: Change) -> None:
     if not stays and spec is not None:
         more, singles = shards_of(decision, spec.servers.shards, ())
         groups, held = [*groups, *more], [*held, *attempt.record.of_shards]
-    units = attempt.reserve(change, groups, singles, held)
+    units = under_way.reserve(attempt, change, groups, singles, held)
     if units is None or spec is None:
         text = f"the plan needs {in_short(decision)}, and not so many units are free"
         raise JobError(Ending(END_NO_CAPACITY, text, error=text))
@@ -254,7 +255,7 @@ def _go_over(attempt: Attempt, change: Change, step: int) -> None:
     else:
         attempt.go_on(cut.samples)
     move.seconds = time.monotonic() - began
-    attempt.end_change(move)
+    under_way.end(attempt, move)
     settle(attempt)
     keep_moved(attempt, before, move)
     _log.info(

@@ -12,6 +12,7 @@ from scheduler.problem.fields import InputError
 from scheduler.replanning.measure import Measurement
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.change import ChangeRefusedError, PlanChange
+from scheduler.runs.changes import under_way
 from scheduler.runs.changes.anew import for_job, on_nodes_now, propose_now
 from scheduler.runs.changes.elsewhere import go_elsewhere
 from scheduler.runs.offer import OfferError
@@ -106,6 +107,6 @@ class Spread:
         if plan.throughput <= pace(attempt.processes, attempt.decision):
             return
         try:
-            attempt.request_change(PlanChange("shared", plan))
+            under_way.request(attempt, PlanChange("shared", plan))
         except ChangeRefusedError as error:
             _log.info("%s", error)

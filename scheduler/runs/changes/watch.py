@@ -12,6 +12,7 @@ from scheduler.replanning.measure import Measurement
 from scheduler.replanning.recommendation import Recommendation
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.change import ChangeRefusedError, PlanChange
+from scheduler.runs.changes import under_way
 from scheduler.runs.changes.anew import Joins, for_job, on_nodes_now, past_of, propose_now
 from scheduler.runs.changes.deadline import may_be_struck
 from scheduler.runs.offer import OfferError
@@ -166,7 +167,7 @@ def watch(attempt: Attempt) -> Watch:
         if dated and may_be_struck(plan):
             return  # its deadline was not made to allow for that
         try:
-            attempt.request_change(PlanChange(reason, plan))
+            under_way.request(attempt, PlanChange(reason, plan))
         except ChangeRefusedError as error:
             _log.warning("job %s: it does not move: %s", job_id, error)
 
