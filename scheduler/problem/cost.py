@@ -29,7 +29,7 @@ from scheduler.problem.interruptions import Expected, Interruptions
 from scheduler.problem.plan import Plan, PlanStage
 from scheduler.problem.run import Run
 from scheduler.problem.steps import Steps
-from scheduler.problem.wording import rate_text
+from scheduler.problem.wording import buffers_changed, rate_text
 from scheduler.problem.workload import Resources, Workload, check_together
 
 Floats = NDArray[np.float64]
@@ -368,7 +368,10 @@ class CostModel:
             first, last = (self.workload.layers[row].name for row in (run.first, run.last))
             most = self.most_of(run)
             if number > most:
-                return f"layers {first!r} to {last!r} have {number} units, and use {most:.0f}"
+                layers = self.workload.layers[run.first : run.last + 1]
+                alone = [layer.name for layer in layers if layer.alone]
+                why = f": {buffers_changed(alone)}" if alone else ""
+                return f"layers {first!r} to {last!r} have {number} units, and use {most:.0f}{why}"
             if together and parts % number:
                 return (
                     f"layers {first!r} to {last!r} have {number} units, to which {parts} "

@@ -118,6 +118,6 @@ def test_a_layer_that_is_alone_has_a_stage_of_one_unit(method: str, staleness: i
     problem = model(work, offer)
     refused = problem.evaluate([0, 1, 0], [4, 2, 4])
     assert not refused.feasible
-    assert "'l1' to 'l1' have 2 units, and use 1" in refused.reason
+    assert "'l1' to 'l1' have 2 units, and use 1: 'l1' changes a buffer" in refused.reason
     work["layers"][1]["alone"] = False
     assert plan_(work, offer, 120.0, method=method).feasible
