@@ -3,6 +3,17 @@
 from collections.abc import Sequence
 
 
+def filling(units: Sequence[int], stage: int) -> int:
+    """Micro-batches of a worker of a stage that are on their way where all have something to do.
+
+    Through the stages from its own on and back, if these are equally fast in all.
+
+    Args:
+        units: workers of each stage.
+    """
+    return -(-sum(units[stage:]) // units[stage])
+
+
 def most_in_flight(
     units: Sequence[int],
     stage: int,
@@ -14,8 +25,7 @@ def most_in_flight(
 ) -> int:
     """The most of a worker of a stage, never more than its share of the steps that may be begun.
 
-    Where stages are equally fast in all, half of them are on their way through the stages and back,
-    and as many wait where workers meet out of turn.
+    Twice what fills the stages: as many wait where workers meet out of turn.
 
     Args:
         units: workers of each stage.
@@ -26,6 +36,5 @@ def most_in_flight(
             hears of any backward.
     """
     at_once = whole_batch or (lockstep and stage < len(units) - 1)
-    own = units[stage]
-    most = -(-micro_batches // own) * (staleness + 1)
-    return most if at_once else min(2 * -(-sum(units[stage:]) // own), most)
+    most = -(-micro_batches // units[stage]) * (staleness + 1)
+    return most if at_once else min(2 * filling(units, stage), most)

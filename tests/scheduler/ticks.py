@@ -108,12 +108,7 @@ def ticks(
                         continue
                     back = [m for m in returned[s] if m == oldest[s][w]]
                     m = next_[s][w]
-                    if back:
-                        m = back[0]
-                        oldest[s][w] += units
-                        del returned[s][m]
-                        work[s, w] = (now + backward, "backward", m)
-                    elif (
+                    forth = (
                         m in arrived[s]
                         and held[s][w] < most[s]
                         and m // micro_batches - staleness <= updates
@@ -122,7 +117,14 @@ def ticks(
                             and s == depth - 1
                             and len(ended) < m // micro_batches * micro_batches
                         )
-                    ):
+                    )
+                    enough = whole_batch or held[s][w] * units >= sum(k for k, *_ in stages[s:])
+                    if back and (enough or not forth):
+                        m = back[0]
+                        oldest[s][w] += units
+                        del returned[s][m]
+                        work[s, w] = (now + backward, "backward", m)
+                    elif forth:
                         next_[s][w] += units
                         held[s][w] += 1
                         work[s, w] = (now + forward, "forward", m)

@@ -1,10 +1,11 @@
 """One worker of one pipeline stage: forward, backward, the ends of steps; then evaluate.
 
 Which micro-batches a worker computes follows from a counter that runs on over steps
-(`workers/stage/schedule.py`). A worker prefers a gradient that has arrived over a new forward
-(1F1B) and takes both in the order of their micro-batches, which fixes every sum. Each micro-batch's
-loss is weighted by its share of the step, so that the summed gradient is that of the whole batch
-however it was spread.
+(`workers/stage/schedule.py`). A worker prefers a new forward until so many micro-batches are on
+their way that all stages have something to do, and from then on a gradient that has arrived (1F1B,
+[PipeDream](https://arxiv.org/abs/1806.03377)). It takes both in the order of their micro-batches,
+which fixes every sum. Each micro-batch's loss is weighted by its share of the step, so that the
+summed gradient is that of the whole batch however it was spread.
 
 With a staleness of S the forwards of step t may begin once the updates of the steps before t-S are
 applied, so that the steps after one that is not over fill the pipeline. They compute on weights of
@@ -34,7 +35,7 @@ from collections.abc import Callable
 import torch
 
 from chassis.tracing import span
-from protos.in_flight import most_in_flight
+from protos.in_flight import filling, most_in_flight
 from protos.job_pb2 import JobSpec
 from protos.stage_pb2 import Notice
 from workers.data.reader import Split
@@ -129,6 +130,7 @@ class StageExecutor:
             whole_batch=self.loss.whole,
             lockstep=schedule.lockstep,
         )
+        self._filling = 0 if self.loss.whole else filling(place.widths, place.stage)
         self._whole = (
             WholeLoss(self.loss, layers.group, schedule, job.train.seed, beginning.step)
             if self.loss.whole and links.after is None
@@ -271,9 +273,11 @@ class StageExecutor:
             return self._compute_loss
         if oldest is not None and oldest.backward == len(oldest.own):
             return self._close
+        forward = self._forward_possible()
         if self._in_flight and self._backward_possible(self._in_flight[0]):
-            return self._backward
-        if self._forward_possible():
+            fills = forward and len(self._in_flight) < self._filling
+            return self._forward if fills else self._backward
+        if forward:
             at_once = self._links.after is None and self._whole is None
             return self._forward_backward if at_once else self._forward
         return None

@@ -51,6 +51,7 @@ class Simulation {
     double longest = 0;
     for (size_t s = 0; s < stages.size(); ++s) {
       depth_.push_back(whole_batch ? total_ : InFlight(stages, s));
+      filling_.push_back(whole_batch ? 0 : Filling(stages, s));
       longest = std::max(longest, stages[s].Busy());
       for (int w = 0; w < stages[s].units; ++w) workers_[s].push_back({.next = w, .oldest = w});
     }
@@ -159,7 +160,9 @@ class Simulation {
   void Start(int stage, int index) {
     Worker& worker = workers_[stage][index];
     if (worker.busy) return;
-    if (!worker.returned.empty() && worker.returned.top() == worker.oldest) {
+    bool forward = MayForward(stage, worker);
+    bool fills = forward && worker.held < filling_[stage];
+    if (!fills && !worker.returned.empty() && worker.returned.top() == worker.oldest) {
       int m = worker.returned.top();
       worker.returned.pop();
       worker.oldest += stages_[stage].units;
@@ -167,15 +170,20 @@ class Simulation {
       events_.push({now_ + stages_[stage].backward, Done::kBackward, stage, m});
       return;
     }
+    if (!forward) return;
     int m = worker.next;
-    if (m >= total_ || !arrived_[stage][m] || worker.held >= depth_[stage]) return;
-    if (m / micro_batches_ - staleness_ > updates_) return;
-    bool last = stage + 1 == static_cast<int>(stages_.size());
-    if (whole_batch_ && last && m / micro_batches_ > forwards_ / micro_batches_) return;
     worker.busy = true;
     ++worker.held;
     worker.next += stages_[stage].units;
     events_.push({now_ + stages_[stage].forward, Done::kForward, stage, m});
+  }
+
+  bool MayForward(int stage, const Worker& worker) const {
+    int m = worker.next;
+    if (m >= total_ || !arrived_[stage][m] || worker.held >= depth_[stage]) return false;
+    if (m / micro_batches_ - staleness_ > updates_) return false;
+    bool last = stage + 1 == static_cast<int>(stages_.size());
+    return !(whole_batch_ && last && m / micro_batches_ > forwards_ / micro_batches_);
   }
 
   const std::vector<StepStage>& stages_;
@@ -185,7 +193,7 @@ class Simulation {
   int updates_ = 0;
   int forwards_ = 0;  // of the last stage
   std::priority_queue<Event> events_;
-  std::vector<int> depth_;
+  std::vector<int> depth_, filling_;
   std::vector<std::vector<Worker>> workers_;
   std::vector<std::vector<bool>> arrived_;  // [stage, micro-batch]
   std::vector<std::vector<int>> left_;      // backwards, [stage, step]
@@ -214,10 +222,14 @@ StepStage StageAt(const Problem& problem, const Terms& terms, double units) {
   return stage;
 }
 
-int InFlight(const std::vector<StepStage>& stages, size_t stage) {
+int Filling(const std::vector<StepStage>& stages, size_t stage) {
   int units = 0, own = stages[stage].units;
   for (size_t s = stage; s < stages.size(); ++s) units += stages[s].units;
-  return 2 * ((units + own - 1) / own);
+  return (units + own - 1) / own;
+}
+
+int InFlight(const std::vector<StepStage>& stages, size_t stage) {
+  return 2 * Filling(stages, stage);
 }
 
 double Bytes(const Problem& problem, const Terms& terms, const std::vector<StepStage>& stages,

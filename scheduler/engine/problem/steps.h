@@ -1,9 +1,10 @@
 // Optimizer steps: a discrete-event simulation of the executor, and a bound below what it takes.
 //
 // A step's micro-batches are dealt over the workers of each stage by a counter that runs on over
-// steps. A worker computes one thing at a time: the backward of its earliest micro-batch if that
-// has returned, else the next forward if that has arrived, unless as many micro-batches as it may
-// hold are between the two. What crosses to the next stage and what comes back for it passes one
+// steps. A worker computes one thing at a time: the next forward if that has arrived and too few
+// micro-batches to fill the stages are between forward and backward, else the backward of its
+// earliest one if that has returned, else the next forward, unless there are as many between the
+// two as it may hold. What crosses to the next stage and what comes back for it passes one
 // link of the worker, one after the other, and is on its way for a while. Once the backwards of a
 // step are done, the stage's workers sum its gradients; when all stages have, and what keeps
 // nothing busy has passed after each sum, the step's update is made. The forward of step t waits
@@ -37,6 +38,10 @@ struct StepStage {
 
 // What `terms` come to with `units` units; more than there are micro-batches only wait.
 StepStage StageAt(const Problem& problem, const Terms& terms, double units);
+
+// Micro-batches of a worker of `stage` that are on their way where all stages have something to do
+// and are equally fast in all. Where the loss is one of whole batches, nothing is to be filled.
+int Filling(const std::vector<StepStage>& stages, size_t stage);
 
 // Micro-batches that a worker of `stage` may have between their forward and their backward, were
 // there any number of them, and the loss none of whole batches.

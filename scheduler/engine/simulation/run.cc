@@ -89,6 +89,7 @@ class Run {
     double longest = 0;
     for (size_t s = 0; s < stages.size(); ++s) {
       depth_.push_back(rules.whole_batch ? static_cast<int>(total_) : InFlight(plain, s));
+      filling_.push_back(rules.whole_batch ? 0 : Filling(plain, s));
       longest = std::max(longest, plain[s].Busy());
       workers_[s].resize(plain[s].units);
       hosts_[s].resize((plain[s].units + stages[s].per_host - 1) / stages[s].per_host, 0.0);
@@ -441,7 +442,9 @@ class Run {
     Worker& worker = workers_[s][index];
     if (worker.busy || now_ < up_) return;
     const StepStage& times = stages_[s].times;
-    if (!worker.returned.empty() && worker.returned.top() == worker.oldest) {
+    bool forward = MayForward(s, worker);
+    bool fills = forward && worker.held < filling_[s];
+    if (!fills && !worker.returned.empty() && worker.returned.top() == worker.oldest) {
       int m = worker.returned.top();
       worker.returned.pop();
       worker.oldest += times.units;
@@ -452,23 +455,26 @@ class Run {
       events_.push({now_ + worker.computing, Done::kBackward, s, m, 0});
       return;
     }
-    int m = worker.next;
-    if (m >= total_ || arrived_[s][m] > now_ || worker.held >= depth_[s]) return;
-    int step = StepOf(m), lacks = step - 1 - rules_.staleness;
-    if (step - rules_.staleness > worker.updates) return;
-    bool rows = s == 0 && serving_.shards > 0;
-    if (rows && worker.pulled <= step) return;
-    if (rules_.whole_batch && s == Last() && step > StepOf(forwards_)) return;
-    Forward(s, m, lacks, rows);
+    if (forward) Forward(s, worker.next);
   }
 
-  void Forward(int s, int m, int lacks, bool rows) {
+  bool MayForward(int s, const Worker& worker) const {
+    int m = worker.next;
+    if (m >= total_ || arrived_[s][m] > now_ || worker.held >= depth_[s]) return false;
+    int step = StepOf(m);
+    if (step - rules_.staleness > worker.updates) return false;
+    if (s == 0 && serving_.shards > 0 && worker.pulled <= step) return false;
+    return !(rules_.whole_batch && s == Last() && step > StepOf(forwards_));
+  }
+
+  void Forward(int s, int m) {
     Worker& worker = At(s, m);
     const StepStage& times = stages_[s].times;
+    int step = StepOf(m), lacks = step - 1 - rules_.staleness;
+    bool rows = s == 0 && serving_.shards > 0;
     const Step before = lacks >= 0 ? steps_[lacks] : Step();
     double told = lacks + 1 == worker.updates ? worker.told : before.updated;
     double crossed = s > 0 ? arrived_[s][m] : 0;
-    int step = StepOf(m);
     if (rows && worker.pull_ended >= std::max(told, crossed)) {
       Waited(s, &worker, step,
              {{before.drained, kForOthers},
@@ -547,7 +553,7 @@ class Run {
   const int64_t total_;
   double now_ = 0, instant_ = 0, up_ = 0;
   std::priority_queue<Event> events_;
-  std::vector<int> depth_;
+  std::vector<int> depth_, filling_;
   Cores cores_;
   Shards shards_;
   std::vector<std::vector<Worker>> workers_;

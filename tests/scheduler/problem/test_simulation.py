@@ -156,9 +156,18 @@ def test_what_is_on_its_way_makes_nothing_else_wait() -> None:
 
 @pytest.mark.parametrize("cross", [0.0, 1e-6])
 def test_what_has_to_cross_is_late_for_one_that_ends_as_it_leaves(cross: float) -> None:
-    """At 68 s where it came at once: a worker goes on with what it has at that moment."""
-    stages = [(1, 2.0, 4.0, cross, 0.0), (2, 1.0, 5.0, 0.0, 0.0)]
-    assert _planner.simulate(stages, 11, 0, 1) == pytest.approx([72.0])
+    """At 22 s where it came at once: a worker goes on with what it has at that moment."""
+    stages = [(1, 3.0, 2.0, cross, 0.0), (2, 1.0, 5.0, 0.0, 0.0)]
+    assert _planner.simulate(stages, 4, 0, 1) == pytest.approx([20.0])
+
+
+def test_forwards_come_first_until_the_stages_are_filled() -> None:
+    """Widths of 2 and 5, four of which compute: 120 s of work a step for each worker. With
+    gradients first, steps took 181 and 120 s in turn, as one begins just when that before ends.
+    """
+    stages = [(2, 20.0, 40.0, 1.0, 0.0), (5, 40.0, 80.0, 0.0, 1.0)]
+    steady = _planner.simulate(stages, 4, 1, 60)[30:]
+    assert sum(steady) / len(steady) == pytest.approx(120.0, rel=0.01)
 
 
 @pytest.mark.parametrize(("micro_batches", "least", "most"), [(4, 0.45, 0.56), (24, 0.99, 1.01)])

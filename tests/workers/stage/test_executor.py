@@ -1,6 +1,7 @@
 """Workers of one to three stages against plain PyTorch on the same batches."""
 
 import threading
+import time
 from collections import Counter
 from itertools import chain
 
@@ -17,6 +18,7 @@ from workers.embedding.sparse import SparseEmbedding
 from workers.errors import PeerLostError
 from workers.learning.optimizers import make_optimizer, make_schedule
 from workers.stage import evaluation
+from workers.stage.executor import StageExecutor
 from workers.stage.layers import StageLayers
 from workers.stage.schedule import Schedule
 
@@ -290,6 +292,26 @@ def test_no_worker_holds_more_than_is_planned(monkeypatch, order, staleness):
         assert most[stage] / cut <= in_flight(widths, stage, planned) / parts
         if order == "whole_batch" or (order == "lockstep" and stage < 2):
             assert most[stage] >= cut // width, "all of a step"
+
+
+def test_forwards_come_first_until_the_stages_have_something_to_do(monkeypatch):
+    """Of one worker before three, although gradients are back after each forward."""
+    order, computed = [], (StageExecutor._forward, StageExecutor._backward)
+
+    def forward(executor):
+        computed[0](executor)
+        order.append("F")
+        time.sleep(0.1)  # until its gradient is back
+
+    def backward(executor):
+        computed[1](executor)
+        order.append("B")
+
+    monkeypatch.setattr(StageExecutor, "_forward", forward)
+    monkeypatch.setattr(StageExecutor, "_backward", backward)
+    pipeline = Pipeline(job_of(), seeded(Dense), [2, 4], [1, 3], batches(np.float32)[:1], 6)
+    pipeline.run()
+    assert "".join(order) == "FFFFBFBFBBBB"
 
 
 @pytest.mark.parametrize("held_out", [7, 1, 0])
