@@ -168,7 +168,7 @@ Global___Layer: _TypeAlias = Layer  # noqa: Y015
 
 @_typing.final
 class LinearRoute(_message.Message):
-    """Where the products of an nn.Linear run on a CPU type, measured there: torch | onednn."""
+    """Where the products of an nn.Linear run on a CPU type, measured there: torch | onednn | native."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

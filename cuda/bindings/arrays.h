@@ -129,7 +129,7 @@ void bind_route(nb::module_& m);
 void bind_gather(nb::module_& m);
 void bind_grouped_ffn(nb::module_& m);
 void bind_routed_ffn(nb::module_& m);
-void bind_router(nb::module_& m);
+void bind_linear(nb::module_& m);
 void bind_embedding(nb::module_& m);
 void bind_quantize(nb::module_& m);
 void bind_row_cache(nb::module_& m);

@@ -15,7 +15,7 @@ NB_MODULE(_ops, m) {
   heterps::bind_gather(m);
   heterps::bind_grouped_ffn(m);
   heterps::bind_routed_ffn(m);
-  heterps::bind_router(m);
+  heterps::bind_linear(m);
   heterps::bind_embedding(m);
   heterps::bind_quantize(m);
   heterps::bind_row_cache(m);

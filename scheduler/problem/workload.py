@@ -80,8 +80,8 @@ class Layer:
 class LinearRoute:
     """What computes the products of `nn.Linear` of one size, as measured on a type's unit.
 
-    `forward`, `grad_input` and `grad_weight` are names such as torch and onednn, for `rows` rows
-    and for numbers that are nearest to it.
+    `forward`, `grad_input` and `grad_weight` are names such as torch, onednn and native, for `rows`
+    rows and for numbers that are nearest to it.
     """
 
     type: str

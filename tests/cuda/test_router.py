@@ -108,16 +108,23 @@ def test_kernels_write_their_outputs_alone() -> None:
     x = x.float()
     guarded = Guarded()
     logits, of_x, of_weight = (guarded.output(*shape) for shape in ((20, 7), (20, 33), (7, 33)))
-    _ops.router_logits(x, weight, None, logits)
-    of_x.fill_(1)
-    _ops.router_backward(grad, x, weight, of_x, of_weight)
+    _ops.linear_forward(x, weight, None, logits)
+    _ops.linear_grad_input(grad, weight, of_x)
+    _ops.linear_grad_weight(grad, x, of_weight)
+    guarded.check(all_written=True)
+    torch.testing.assert_close(of_x, grad @ weight)
+    _ops.linear_grad_input(grad, weight, of_x.fill_(1), True)
     guarded.check(all_written=True)
     torch.testing.assert_close(of_x, 1 + grad @ weight)
     for wrong in (weight[:, 1:].contiguous(), weight.double()):
         with pytest.raises(ValueError, match="weight: expected"):
-            _ops.router_logits(x, wrong, None, logits)
+            _ops.linear_forward(x, wrong, None, logits)
     with pytest.raises(ValueError, match="bias: expected"):
-        _ops.router_logits(x, weight, grad[0, 1:].contiguous(), logits)
+        _ops.linear_forward(x, weight, grad[0, 1:].contiguous(), logits)
+    with pytest.raises(ValueError, match="grad_x: expected"):
+        _ops.linear_grad_input(grad, weight, of_x[1:])
+    with pytest.raises(ValueError, match="grad: expected"):
+        _ops.linear_grad_weight(grad[1:], x, of_weight)
 
 
 def test_no_tokens() -> None:

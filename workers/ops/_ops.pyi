@@ -92,16 +92,14 @@ def routed_ffn_backward(
     grad_w2: Tensor | None,
     threads: int = 1,
 ) -> None: ...
-def router_logits(
-    x: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor, threads: int = 1
+def linear_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, threads: int = 1
 ) -> None: ...
-def router_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    grad_x: Tensor | None,
-    grad_weight: Tensor | None,
-    threads: int = 1,
+def linear_grad_input(
+    grad: Tensor, weight: Tensor, grad_x: Tensor, add: bool = False, threads: int = 1
+) -> None: ...
+def linear_grad_weight(
+    grad: Tensor, x: Tensor, grad_weight: Tensor, threads: int = 1
 ) -> None: ...
 def grouped_ffn_at(
     rows: Tensor,

@@ -3,6 +3,8 @@
 Three products of a layer: forward, x W^T; grad_input, g W; grad_weight, g^T x. Each has a route:
     torch: its own BLAS.
     onednn: the oneDNN inside torch. Weights are packed at each call, since they change each step.
+    native: the product on which our kernels for a CPU are built (`cuda/src/gemm.h`); its bits do
+        not depend on threads.
 Routes are chosen before a training (`workers/profiling/linear.py`) and stay what they are in it:
 sums in float32 have another order on another route, so the bits of a result go with the choice.
 
@@ -22,8 +24,11 @@ from torch import Tensor, nn
 
 from protos.decision_pb2 import LinearRoute
 from workers.errors import RouteError
+from workers.ops import _ops
+from workers.ops.native import native
+from workers.ops.operation import operation
 
-TORCH, ONEDNN = "torch", "onednn"
+TORCH, ONEDNN, NATIVE = "torch", "onednn", "native"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Shape(NamedTuple):
 def available() -> tuple[str, ...]:
     """The routes that there are on this machine; torch comes first."""
     found = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return (TORCH, ONEDNN) if found else (TORCH,)
+    return (TORCH, ONEDNN, NATIVE) if found else (TORCH, NATIVE)
 
 
 class Routes:
@@ -95,17 +100,36 @@ class Routes:
 
 def forward(route: str, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Rows [N, in], weight [out, in], bias [out]: [N, out]."""
+    if route == NATIVE:
+        found: Tensor = _native(rows, weight, bias)
+        return found
     return _onednn(rows, weight, bias) if route == ONEDNN else F.linear(rows, weight, bias)
 
 
 def grad_input(route: str, grad: Tensor, weight: Tensor) -> Tensor:
     """Grad [N, out], weight [out, in]: [N, in]."""
+    if route == NATIVE:
+        found = grad.new_empty(len(grad), weight.shape[1])
+        _ops.linear_grad_input(native(grad), native(weight), found, threads=torch.get_num_threads())
+        return found
     return _onednn(grad, weight.t(), None) if route == ONEDNN else grad @ weight
 
 
 def grad_weight(route: str, grad: Tensor, rows: Tensor) -> Tensor:
     """Grad [N, out], rows [N, in]: [out, in]."""
+    if route == NATIVE:
+        found = grad.new_empty(grad.shape[1], rows.shape[1])
+        _ops.linear_grad_weight(native(grad), native(rows), found, torch.get_num_threads())
+        return found
     return _onednn(grad.t(), rows.t(), None) if route == ONEDNN else grad.t() @ rows
+
+
+@operation("heterps::linear")
+def _native(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    found = rows.new_empty(len(rows), len(weight))
+    of_bias = None if bias is None else native(bias)
+    _ops.linear_forward(native(rows), native(weight), of_bias, found, torch.get_num_threads())
+    return found
 
 
 def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -44,7 +44,7 @@ def _alike(x: Tensor, weight: Tensor) -> bool:
 def _router_logits(x: Tensor, weight: Tensor) -> Tensor:
     if _alike(x, weight):
         logits = x.new_empty((x.shape[0], weight.shape[0]))
-        _ops.router_logits(native(x), native(weight), None, logits, torch.get_num_threads())
+        _ops.linear_forward(native(x), native(weight), None, logits, torch.get_num_threads())
         return logits
     parts = torch.cat(_parts(weight))  # [3 E, D]
     return _product(x, parts.t()).view(len(x), 3, len(weight)).sum(dim=1)
@@ -58,9 +58,10 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 @operation("heterps::router_logits_backward")
 def _router_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if _alike(x, weight):
-        of_x, of_weight = x.new_zeros(x.shape), weight.new_empty(weight.shape)
-        arrays = native(grad), native(x), native(weight), of_x, of_weight
-        _ops.router_backward(*arrays, torch.get_num_threads())
+        of_x, of_weight = x.new_empty(x.shape), weight.new_empty(weight.shape)
+        grad, threads = native(grad), torch.get_num_threads()
+        _ops.linear_grad_input(grad, native(weight), of_x, threads=threads)
+        _ops.linear_grad_weight(grad, native(x), of_weight, threads)
         return of_x, of_weight
     high, middle, low = _parts(grad)
     of_weight = _product(torch.cat((high, middle, low), dim=1).t(), x)

@@ -66,10 +66,13 @@ class _TopkFfn(Function):
         if gated and of_logits is not None:
             if needs[0] and grad is None:
                 of_x = x.new_zeros(x.shape)
-            of_router = router.new_empty(router.shape) if needs[1] else None
-            gradients = of_x if needs[0] else None, of_router
-            arrays = native(of_logits), native(x), native(router)
-            _ops.router_backward(*arrays, *gradients, torch.get_num_threads())
+            of_logits, threads = native(of_logits), torch.get_num_threads()
+            if needs[0]:
+                assert of_x is not None
+                _ops.linear_grad_input(of_logits, native(router), of_x, True, threads)
+            if needs[1]:
+                of_router = router.new_empty(router.shape)
+                _ops.linear_grad_weight(of_logits, native(x), of_router, threads)
             of_bias = of_logits.sum(dim=0) if needs[2] else None
         experts = of_w1 if needs[3] else None, of_w2 if needs[4] else None
         return None, of_x if needs[0] else None, of_router, of_bias, *experts, None, None
@@ -95,7 +98,7 @@ def _forward(
     out, rows = x.new_empty(x.shape), x.new_empty((pairs, x.shape[1]))
     pre = x.new_empty((pairs, w1.shape[2])) if keep else None
     of_bias = None if bias is None else native(bias)
-    _ops.router_logits(x, native(router), of_bias, logits, threads)
+    _ops.linear_forward(x, native(router), of_bias, logits, threads)
     _ops.route(logits, k, chosen, order, inverse, offsets, threads=threads)
     _ops.weigh(logits, chosen, weights, threads)
     number = ACTIVATIONS.index(activation)

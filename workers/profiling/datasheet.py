@@ -10,15 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from protos.decision_pb2 import LayerCost, ResourceType
-from workers.ops.linear import ONEDNN, available
+from workers.profiling.arithmetic import forward_flops
 from workers.profiling.scaling import NOTHING, Scaling, combined
 from workers.profiling.timing import tensors_in
-from workers.uncompiled import uncompiled
 
 # Shares of the peak that dense layers of recommendation models reach in fp32, and the time a
 # kernel launch takes; rough by nature, and the reason that estimates are marked.
@@ -70,26 +67,17 @@ def measure_work(
     Returns:
         The first four fields of `Work`.
     """
-    own = {torch.ops.mkldnn._linear_pointwise: _linear_flops} if ONEDNN in available() else {}
-    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=own) as counter:
-        mode = type(getattr(counter, "mode", counter))
-        mode.__torch_dispatch__ = uncompiled(mode.__torch_dispatch__)
-        module(*inputs)
+    flops = forward_flops(module, inputs)
     parameters = sum(p.nbytes for p in module.parameters())
     activations = sum(t.nbytes for t in (*tensors_in(inputs), *outputs))
     leaves = sum(1 for m in module.modules() if not any(True for _ in m.children()))
     # Backward costs twice the forward.
     return (
-        3.0 * counter.get_total_flops(),
+        3.0 * flops,
         3.0 * activations,
         _PASSES_TRAFFIC * parameters,
         LAUNCHES_PER_MODULE * max(1, leaves),
     )
-
-
-def _linear_flops(rows: torch.Size, weight: torch.Size, *given: object, **named: object) -> int:
-    """Of a product by oneDNN: rows [N, in], weight [out, in]."""
-    return 2 * rows[0] * rows[1] * weight[0]
 
 
 def roofline(kind: ResourceType, work: Work) -> Scaling:

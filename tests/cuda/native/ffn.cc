@@ -9,7 +9,7 @@
 
 #include "arrays.h"
 #include "heterps/grouped_ffn.h"
-#include "heterps/router.h"
+#include "heterps/linear.h"
 
 namespace {
 
@@ -128,14 +128,14 @@ void all_of(DType dtype, double tolerance) {
   ffn<T>(dtype, kRelu, {5, 270}, 12, 24, tolerance);
 }
 
-void router(int64_t tokens, int64_t dim, int64_t experts, int threads) {
+void linear(int64_t tokens, int64_t dim, int64_t experts, int threads) {
   const auto x = random<float>(tokens * dim), w = random<float>(experts * dim);
   const auto bias = random<float>(experts), grad = random<float>(tokens * experts);
   std::vector<float> logits(tokens * experts), of_x(tokens * dim, 1), of_w(experts * dim);
-  router_logits_cpu({tokens, dim, experts}, x.data(), w.data(), bias.data(), logits.data(),
-                    threads);
-  router_backward_cpu({tokens, dim, experts}, grad.data(), x.data(), w.data(),
-                      {of_x.data(), of_w.data()}, threads);
+  const LinearShape shape{tokens, dim, experts};
+  linear_forward_cpu(shape, x.data(), w.data(), bias.data(), logits.data(), threads);
+  linear_grad_input_cpu(shape, grad.data(), w.data(), of_x.data(), true, threads);
+  linear_grad_weight_cpu(shape, grad.data(), x.data(), of_w.data(), threads);
   std::vector<double> out(tokens * experts), to_x(tokens * dim, 1), to_w(experts * dim, 0);
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t e = 0; e < experts; ++e) {
@@ -149,8 +149,8 @@ void router(int64_t tokens, int64_t dim, int64_t experts, int threads) {
     }
   }
   near(logits, out, 1e-5, "logits");
-  near(of_x, to_x, 1e-5, "the gradient of tokens");
-  near(of_w, to_w, 1e-5, "the gradient of a router");
+  near(of_x, to_x, 1e-5, "the gradient of rows");
+  near(of_w, to_w, 1e-5, "the gradient of a weight");
 }
 
 }  // namespace
@@ -159,7 +159,7 @@ int main() {
   for (const int threads : {1, 3}) {
     for (const int64_t tokens : {0, 1, 15, 16, 50, 401}) {
       for (const int64_t dim : {1, 33, 300}) {
-        for (const int64_t experts : {1, 7, 40}) router(tokens, dim, experts, threads);
+        for (const int64_t experts : {1, 7, 40}) linear(tokens, dim, experts, threads);
       }
     }
   }

@@ -10,10 +10,21 @@ from torch import nn
 from protos.decision_pb2 import LinearRoute
 from workers.errors import RouteError
 from workers.ops import linear
-from workers.ops.linear import ONEDNN, TORCH, Products, RoutedLinear, Routes, Shape, of_type, route
+from workers.ops.linear import (
+    NATIVE,
+    ONEDNN,
+    TORCH,
+    Products,
+    RoutedLinear,
+    Routes,
+    Shape,
+    of_type,
+    route,
+)
 
 needs_onednn = pytest.mark.skipif(ONEDNN not in linear.available(), reason="torch without oneDNN")
-ALL = dict.fromkeys(("forward", "grad_input", "grad_weight"), ONEDNN)
+PRODUCTS = ("forward", "grad_input", "grad_weight")
+ALL = dict.fromkeys(PRODUCTS, ONEDNN)
 
 
 def routes_for(layer, rows, **products):
@@ -49,7 +60,7 @@ def passed(layer, given, grad):
     return found | ({"bias": layer.bias.grad} if layer.bias is not None else {})
 
 
-@needs_onednn
+@pytest.mark.parametrize("way", [pytest.param(ONEDNN, marks=needs_onednn), NATIVE])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     ("shape", "inputs", "outputs"),
@@ -63,7 +74,7 @@ def passed(layer, given, grad):
     ],
 )
 def test_products_are_those_of_float64_within_what_float32_rounds(
-    asked, shape, inputs, outputs, bias
+    asked, shape, inputs, outputs, bias, way
 ):
     torch.manual_seed(0)
     plain = nn.Linear(inputs, outputs, bias=bias)
@@ -71,15 +82,48 @@ def test_products_are_those_of_float64_within_what_float32_rounds(
     rows = given.numel() // inputs
     exact = passed(copy.deepcopy(plain).double(), given.double(), grad.double())
     sizes = {"out": inputs, "input": outputs, "weight": rows, "bias": rows}
-    for name, one in passed(routed(plain, rows), given, grad).items():
+    layer = routed(plain, rows, **dict.fromkeys(PRODUCTS, way))
+    for name, one in passed(layer, given, grad).items():
         # Sums of n products, each of numbers of some units: n roundings at the most.
         bound = torch.finfo(torch.float32).eps * sizes[name] * 16
         assert (one.double() - exact[name]).abs().max() <= bound, name
-    assert asked == [
+    through_onednn = [
         ((rows, inputs), (outputs, inputs), bias),
         ((rows, outputs), (inputs, outputs), False),
         ((outputs, rows), (inputs, rows), False),
     ]
+    assert asked == (through_onednn if way == ONEDNN else [])
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_product_of_ours_is_the_kernels_whatever_the_threads(product, monkeypatch):
+    torch.manual_seed(0)
+    layer = routed(nn.Linear(129, 70), 600, **dict.fromkeys(PRODUCTS, TORCH) | {product: NATIVE})
+    given, grad, called = torch.randn(600, 129), torch.randn(600, 70), []
+    kernel = getattr(linear._ops, f"linear_{product}")
+
+    def told(*arguments, **named):
+        called.append(product)
+        return kernel(*arguments, **named)
+
+    monkeypatch.setattr(linear._ops, f"linear_{product}", told)
+    found = []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        found.append(passed(layer, given, grad))
+    name = {"forward": "out", "grad_input": "input", "grad_weight": "weight"}[product]
+    assert called == [product] * 3
+    assert all(torch.equal(found[0][name], one[name]) for one in found)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so_in_a_product_of_ours(product, number):
+    layer = routed(nn.Linear(40, 40), 64, **dict.fromkeys(PRODUCTS, NATIVE))
+    given, grad = torch.ones(64, 40), torch.ones(64, 40)
+    (given if product == "forward" else grad)[5, 7] = number
+    name = {"forward": "out", "grad_input": "input", "grad_weight": "weight"}[product]
+    assert not passed(layer, given, grad)[name].isfinite().all()
 
 
 @needs_onednn

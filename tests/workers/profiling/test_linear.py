@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from workers.ops.linear import ONEDNN, TORCH, Shape
+from workers.ops.linear import NATIVE, ONEDNN, TORCH, Shape
 from workers.profiling import linear
 
 
@@ -29,6 +29,13 @@ def test_a_product_goes_where_it_takes_five_hundredths_less(seconds):
     )
     assert (many.rows, many.type, many.threads > 0) == (4096, "cpu-core", True)
     assert {many.forward, many.grad_input, many.grad_weight} == {ONEDNN}
+
+
+def test_the_fastest_of_several_ways_is_taken(monkeypatch):
+    monkeypatch.setattr(linear.linear, "available", lambda: (TORCH, ONEDNN, NATIVE))
+    monkeypatch.setattr(linear, "_medians", lambda _: {TORCH: 1.0, ONEDNN: 0.9, NATIVE: 0.8})
+    _, found = linear.choose("cpu", [{Shape(4096, 429, 400)}], lambda text: None)
+    assert {found.forward, found.grad_input, found.grad_weight} == {NATIVE}
 
 
 def test_small_products_are_not_measured(seconds):
