@@ -64,14 +64,14 @@ def test_grouped_ffn_stays_in_its_arrays(name: str, level: str, tmp_path: Path) 
         pytest.skip(f"a processor without {name}")
     # The one name that grouped_ffn.cpp knows without HETERPS_X86_KERNELS.
     blocks = ["-DHETERPS_FFN_BLOCKS=ffn_blocks_portable", f"-DHETERPS_TILING={tiling}"]
-    files = ("gather", "grouped_ffn", "grouped_ffn_blocks", "router")
+    files = ("gather", "grouped_ffn", "grouped_ffn_blocks", "linear")
     sources = [CUDA / "src" / f"{file}.cpp" for file in files]
     run(built(tmp_path / "ffn", [level, *flags, *blocks], *sources, NATIVE / "ffn.cc"))
 
 
 @pytest.mark.exhaustive
 def test_the_other_ops_stay_in_their_arrays(tmp_path: Path) -> None:
-    products = ("ffn", "router")
+    products = ("ffn", "linear")
     every = sorted((CUDA / "src").glob("*.cpp"))
     sources = [p for p in every if not any(name in p.stem for name in products)]
     run(built(tmp_path / "ops", ["-O1"], *sources, NATIVE / "ops.cc"))
