@@ -1,8 +1,9 @@
 """No peer: the dense layers alone, as two workers compute them, and the machine's best products.
 
 Two processes of a thread, half of every batch each, at once: forward and backward, by the routes
-that a worker would choose here (`train.linear: auto`). A turn says what these reach in a second of
-a processor, and what the fastest single product of the layers does: the rate that there is to have.
+that a worker would choose here (`train.linear: auto`), with memory as workers have it. A turn says
+what these reach in a second of a processor, and what the fastest single product of the layers does:
+the rate that there is to have.
 """
 
 import json
@@ -17,6 +18,8 @@ import torch
 from bench.ctr.peers.torch_net import tower
 from bench.ctr.shape import BATCH, CHECKED, WIDTHS
 from bench.ps.peers import children
+from chassis.memory import keep_buffers
+from workers.device.units import compute_environment
 from workers.ops import linear
 from workers.profiling.linear import choose, products
 
@@ -31,7 +34,7 @@ class _Layers:
     """Half of the batches' dense layers."""
 
     def __init__(self) -> None:
-        torch.set_num_threads(1)
+        keep_buffers()
         sizes = {linear.Shape(_ROWS, inputs, outputs) for inputs, outputs in pairwise(WIDTHS)}
         self._tower = tower()
         linear.route(self._tower, linear.Routes(choose("cpu", [sizes], lambda text: None)))
@@ -107,4 +110,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    own = compute_environment()
+    if not own.items() <= os.environ.items():  # glibc reads its own when a program begins
+        command = [sys.executable, "-m", "bench.ctr.peers.dense", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **own})
     main()
