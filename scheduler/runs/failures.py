@@ -1,24 +1,11 @@
 """Errors on a job's way, and the ending that goes with each."""
 
-from protos.reason_pb2 import (
-    PROCESS_CRASHED,
-    PROCESS_CUT_OFF,
-    PROCESS_CUT_UNREADABLE,
-    PROCESS_LACKS_ROOM,
-    PROCESS_OUT_OF_MEMORY,
-    PROCESS_UNFIT,
-)
+from chassis.exits import reason_of_refusal
 from protos.scheduler_pb2 import (
-    END_CONNECTION_LOST,
-    END_CUT_UNREADABLE,
-    END_DISK_FULL,
     END_INTERNAL,
     END_INVALID_JOB,
     END_LOST_NODE,
     END_NO_CAPACITY,
-    END_OUT_OF_MEMORY,
-    END_USER_ERROR,
-    END_WORKER_CRASHED,
 )
 from scheduler.problem.fields import InputError
 from scheduler.runs.calls import CallError
@@ -27,14 +14,6 @@ from scheduler.state.endings import Ending, first_line, last_error
 from scheduler.state.store import StoreError
 
 _LOG_LINES = 15
-_REFUSALS = {
-    PROCESS_OUT_OF_MEMORY: END_OUT_OF_MEMORY,
-    PROCESS_CRASHED: END_WORKER_CRASHED,
-    PROCESS_CUT_OFF: END_CONNECTION_LOST,
-    PROCESS_UNFIT: END_INVALID_JOB,
-    PROCESS_CUT_UNREADABLE: END_CUT_UNREADABLE,
-    PROCESS_LACKS_ROOM: END_DISK_FULL,
-}
 
 
 class JobError(RuntimeError):
@@ -57,7 +36,7 @@ def ending_of_call(error: CallError, process: str, node: str, where: str = "") -
     text = f"{told}\n{where}" if where else told
     if not error.refused:
         return Ending(END_LOST_NODE, text, node, first_line(told))
-    reason = _REFUSALS.get(error.reason, END_USER_ERROR)
+    reason = reason_of_refusal(error.reason)
     lines = told.splitlines()
     return Ending(reason, text, process, last_error(lines), "\n".join(lines[-_LOG_LINES:]))
 

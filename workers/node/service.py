@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import grpc
 
-from chassis.exits import exit_code_of, reason_of_exit
+from chassis.exits import exit_code_of, reason_of_exit, refusal_of
 from chassis.files import lacks_room, read_regular
 from chassis.process import describe_exit, last_lines
 from chassis.refusal import refuse
@@ -33,24 +33,8 @@ from protos.node_pb2 import (
     StopJobRequest,
 )
 from protos.node_pb2_grpc import NodeServicer
-from protos.reason_pb2 import (
-    PROCESS_CRASHED,
-    PROCESS_CUT_OFF,
-    PROCESS_CUT_UNREADABLE,
-    PROCESS_LACKS_ROOM,
-    PROCESS_OUT_OF_MEMORY,
-    PROCESS_UNFIT,
-    REASON_UNSPECIFIED,
-)
-from protos.scheduler_pb2 import (
-    END_CONNECTION_LOST,
-    END_CUT_UNREADABLE,
-    END_DISK_FULL,
-    END_INVALID_JOB,
-    END_OUT_OF_MEMORY,
-    END_WORKER_CRASHED,
-    NodeStatus,
-)
+from protos.reason_pb2 import REASON_UNSPECIFIED
+from protos.scheduler_pb2 import END_DISK_FULL, NodeStatus
 from workers.model.code.brought import CodeCache, CodeError
 from workers.node.draining import Draining
 from workers.node.kept_profiles import KeptProfiles
@@ -58,14 +42,6 @@ from workers.node.processes import LaunchError, Processes, told_of, wait_for
 
 _PROFILE_TIMEOUT_S = 900.0
 _WORKLOAD_BYTES = 1 << 28
-_REASONS = {
-    END_OUT_OF_MEMORY: PROCESS_OUT_OF_MEMORY,
-    END_WORKER_CRASHED: PROCESS_CRASHED,
-    END_CONNECTION_LOST: PROCESS_CUT_OFF,
-    END_INVALID_JOB: PROCESS_UNFIT,
-    END_CUT_UNREADABLE: PROCESS_CUT_UNREADABLE,
-    END_DISK_FULL: PROCESS_LACKS_ROOM,
-}
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _log = logging.getLogger("heterps.node")
 
@@ -288,6 +264,6 @@ def _fail(context: grpc.ServicerContext, problem: str, exit_code: int | None = N
     """Refuse the call, with the reason that goes with the end of the process it was about."""
     reason = REASON_UNSPECIFIED
     if exit_code:
-        reason = _REASONS.get(reason_of_exit(exit_code, problem), REASON_UNSPECIFIED)
+        reason = refusal_of(reason_of_exit(exit_code, problem))
     # Details travel in a header of limited size.
     refuse(context, grpc.StatusCode.FAILED_PRECONDITION, problem[:4000], reason)

@@ -81,19 +81,24 @@ def test_others_have_several_workers_and_it_trains_as_on_one(tmp_path: Path) -> 
         torch.testing.assert_close(states[1][key], value, rtol=1e-5, atol=1e-6, msg=key)
 
 
-def test_of_one_type_alone_all_layers_are_with_it(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(_MODEL)
-    (tmp_path / "train.csv").write_text("y,a,b,c,d\n" + 64 * "0,1,2,3,4\n1,4,3,2,1\n")
-    kind = {"name": "cpu", "price_per_hour": 0.04, "limit": 3, "memory_bytes": 4e9}
-    (tmp_path / "resources.json").write_text(json.dumps({"types": [kind]}))
+def _write(folder: Path, model: str, limit: int, **schedule: object) -> None:
+    """A job of a few rows, and one type of so many units."""
+    (folder / "model.py").write_text(model)
+    (folder / "train.csv").write_text("y,a,b,c,d\n" + 64 * "0,1,2,3,4\n1,4,3,2,1\n")
+    kind = {"name": "cpu", "price_per_hour": 0.04, "limit": limit, "memory_bytes": 4e9}
+    (folder / "resources.json").write_text(json.dumps({"types": [kind]}))
     job = {
-        "name": "several",
+        "name": "small",
         "model": {"entry": "model.py:Net"},
         "data": {"train": "train.csv", "label": "y", "dense": ["a", "b", "c", "d"]},
         "train": {"epochs": 1, "batch_size": 32},
-        "schedule": {"resources": "resources.json", "elastic": {"min": 2, "max": 3}},
+        "schedule": {"resources": "resources.json", **schedule},
     }
-    (tmp_path / "job.json").write_text(json.dumps(job))
+    (folder / "job.json").write_text(json.dumps(job))
+
+
+def test_of_one_type_alone_all_layers_are_with_it(tmp_path: Path) -> None:
+    _write(tmp_path, _MODEL, 3, elastic={"min": 2, "max": 3})
     given = write_workload(tmp_path / "costs.json", ["bottom", "middle", "top"], {"cpu": 1e-2})
     with Cluster(tmp_path / "cluster", types={"cpu": 3}) as cluster:
         client = Client(cluster.address)
@@ -199,18 +204,7 @@ def test_a_buffer_that_predictions_need_and_nobody_saves_ends_the_job_before_it_
     tmp_path: Path,
 ) -> None:
     model = _COUNTED.replace("torch.zeros(8))", "torch.zeros(8), persistent=False)")
-    (tmp_path / "model.py").write_text(model)
-    (tmp_path / "train.csv").write_text("y,a,b,c,d\n" + 64 * "0,1,2,3,4\n1,4,3,2,1\n")
-    kind = {"name": "cpu", "price_per_hour": 0.04, "limit": 1, "memory_bytes": 4e9}
-    (tmp_path / "resources.json").write_text(json.dumps({"types": [kind]}))
-    job = {
-        "name": "unsaved",
-        "model": {"entry": "model.py:Net"},
-        "data": {"train": "train.csv", "label": "y", "dense": ["a", "b", "c", "d"]},
-        "train": {"epochs": 1, "batch_size": 32},
-        "schedule": {"resources": "resources.json"},
-    }
-    (tmp_path / "job.json").write_text(json.dumps(job))
+    _write(tmp_path, model, 1)
     with Cluster(tmp_path / "cluster", types={"cpu": 1}) as cluster:
         client = Client(cluster.address)
         ended = client.wait(client.submit(load_job(tmp_path / "job.json")), timeout=240)
