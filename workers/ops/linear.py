@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from protos.decision_pb2 import LinearRoute
 from workers.errors import RouteError
-from workers.ops import _ops
-from workers.ops.native import native
+from workers.ops import product
 from workers.ops.operation import operation
 
 TORCH, ONEDNN, NATIVE = "torch", "onednn", "native"
@@ -109,27 +108,20 @@ def forward(route: str, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Te
 def grad_input(route: str, grad: Tensor, weight: Tensor) -> Tensor:
     """Grad [N, out], weight [out, in]: [N, in]."""
     if route == NATIVE:
-        found = grad.new_empty(len(grad), weight.shape[1])
-        _ops.linear_grad_input(native(grad), native(weight), found, threads=torch.get_num_threads())
-        return found
+        return product.grad_input(grad, weight)
     return _onednn(grad, weight.t(), None) if route == ONEDNN else grad @ weight
 
 
 def grad_weight(route: str, grad: Tensor, rows: Tensor) -> Tensor:
     """Grad [N, out], rows [N, in]: [out, in]."""
     if route == NATIVE:
-        found = grad.new_empty(grad.shape[1], rows.shape[1])
-        _ops.linear_grad_weight(native(grad), native(rows), found, torch.get_num_threads())
-        return found
+        return product.grad_weight(grad, rows)
     return _onednn(grad.t(), rows.t(), None) if route == ONEDNN else grad.t() @ rows
 
 
 @operation("heterps::linear")
 def _native(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    found = rows.new_empty(len(rows), len(weight))
-    of_bias = None if bias is None else native(bias)
-    _ops.linear_forward(native(rows), native(weight), of_bias, found, torch.get_num_threads())
-    return found
+    return product.forward(rows, weight, bias)
 
 
 def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workers.ops import _ops
-from workers.ops.native import native
+from workers.ops import product
 from workers.ops.operation import operation
 
 
@@ -43,9 +42,7 @@ def _alike(x: Tensor, weight: Tensor) -> bool:
 @operation("heterps::router_logits")
 def _router_logits(x: Tensor, weight: Tensor) -> Tensor:
     if _alike(x, weight):
-        logits = x.new_empty((x.shape[0], weight.shape[0]))
-        _ops.linear_forward(native(x), native(weight), None, logits, torch.get_num_threads())
-        return logits
+        return product.forward(x, weight)
     parts = torch.cat(_parts(weight))  # [3 E, D]
     return _product(x, parts.t()).view(len(x), 3, len(weight)).sum(dim=1)
 
@@ -58,11 +55,7 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 @operation("heterps::router_logits_backward")
 def _router_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if _alike(x, weight):
-        of_x, of_weight = x.new_empty(x.shape), weight.new_empty(weight.shape)
-        grad, threads = native(grad), torch.get_num_threads()
-        _ops.linear_grad_input(grad, native(weight), of_x, threads=threads)
-        _ops.linear_grad_weight(grad, native(x), of_weight, threads)
-        return of_x, of_weight
+        return product.grad_input(grad, weight), product.grad_weight(grad, x)
     high, middle, low = _parts(grad)
     of_weight = _product(torch.cat((high, middle, low), dim=1).t(), x)
     # What is left out is of 2^-16, and this is rounded to bfloat16.

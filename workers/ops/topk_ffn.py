@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from workers.ops import _ops
+from workers.ops import _ops, product
 from workers.ops.choice_weights import choice_weights
 from workers.ops.grouped_ffn import ACTIVATIONS
 from workers.ops.native import native, on_cuda
@@ -66,13 +66,12 @@ class _TopkFfn(Function):
         if gated and of_logits is not None:
             if needs[0] and grad is None:
                 of_x = x.new_zeros(x.shape)
-            of_logits, threads = native(of_logits), torch.get_num_threads()
             if needs[0]:
                 assert of_x is not None
-                _ops.linear_grad_input(of_logits, native(router), of_x, True, threads)
+                arrays = native(of_logits), native(router)
+                _ops.linear_grad_input(*arrays, of_x, True, torch.get_num_threads())
             if needs[1]:
-                of_router = router.new_empty(router.shape)
-                _ops.linear_grad_weight(of_logits, native(x), of_router, threads)
+                of_router = product.grad_weight(of_logits, x)
             of_bias = of_logits.sum(dim=0) if needs[2] else None
         experts = of_w1 if needs[3] else None, of_w2 if needs[4] else None
         return None, of_x if needs[0] else None, of_router, of_bias, *experts, None, None

@@ -9,7 +9,7 @@ from torch import nn
 
 from protos.decision_pb2 import LinearRoute
 from workers.errors import RouteError
-from workers.ops import linear
+from workers.ops import _ops, linear
 from workers.ops.linear import (
     NATIVE,
     ONEDNN,
@@ -100,13 +100,13 @@ def test_a_product_of_ours_is_the_kernels_whatever_the_threads(product, monkeypa
     torch.manual_seed(0)
     layer = routed(nn.Linear(129, 70), 600, **dict.fromkeys(PRODUCTS, TORCH) | {product: NATIVE})
     given, grad, called = torch.randn(600, 129), torch.randn(600, 70), []
-    kernel = getattr(linear._ops, f"linear_{product}")
+    kernel = getattr(_ops, f"linear_{product}")
 
     def told(*arguments, **named):
         called.append(product)
         return kernel(*arguments, **named)
 
-    monkeypatch.setattr(linear._ops, f"linear_{product}", told)
+    monkeypatch.setattr(_ops, f"linear_{product}", told)
     found = []
     for threads in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
