@@ -100,6 +100,7 @@ def write_workload(
     seconds: Mapping[str, float | Mapping[str, float]],
     reference_batch: int = 256,
     samples: float = 1e6,
+    ps_type: str = "cpu",
     **cost: float,
 ) -> Path:
     """Write what a profile would say.
@@ -123,7 +124,7 @@ def write_workload(
     ]
     head = {"name": "given", "reference_batch": reference_batch, "samples": samples}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(head | {"ps_type": "cpu", "ps_core_s": 1e-9, "layers": costs}))
+    path.write_text(json.dumps(head | {"ps_type": ps_type, "ps_core_s": 1e-9, "layers": costs}))
     return path
 
 

@@ -266,6 +266,7 @@ def test_more_is_asked_for_beside_tbe_where_cores_are_whole_ones(
     assert found["CPU seconds a step but for dense layers"]["met"] is False
 
 
+@pytest.mark.exhaustive
 def test_a_short_run(tmp_path: Path) -> None:
     results = tmp_path / "ctr.json"
     argv = [sys.executable, "-m", "bench.ctr", "--rounds", "1", "--ours", "1+1", "--batches", "6"]

@@ -150,6 +150,7 @@ def test_nothing_is_met_beside_a_peer_that_did_not_run():
     assert measured(2.0, without=["tensorflow"])[best]["met"] is True  # has no keys
 
 
+@pytest.mark.exhaustive
 def test_quick_run(tmp_path):
     results = tmp_path / "ps.json"
     argv = [sys.executable, "-m", "bench.ps", "--quick", "--peers", "echo,tfra", "--no-page"]

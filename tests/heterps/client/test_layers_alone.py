@@ -59,11 +59,19 @@ def test_others_have_several_workers_and_it_trains_as_on_one(tmp_path: Path) -> 
                 "schedule": {
                     "method": "exact",
                     "resources": f"resources-{number}.json",
+                    "workload": f"costs-{number}.json",
                     "pin": {"bottom": types[-1], "middle": types[0], "top": types[0]},
                     "elastic": {"min": workers, "max": workers},
                 },
             }
             (tmp_path / f"resources-{number}.json").write_text(json.dumps({"types": kinds}))
+            write_workload(
+                tmp_path / f"costs-{number}.json",
+                ("bottom", "middle", "top"),
+                {kind: {"bottom": 6e-2, "middle": 1e-3, "top": 1e-3} for kind in types},
+                ps_type="cpu1",
+                parallel_compute=1.0,
+            )
             (tmp_path / "job.json").write_text(json.dumps(job))
             name = client.submit(load_job(tmp_path / "job.json"))
             ended = client.wait(name, timeout=240)
@@ -174,9 +182,12 @@ def test_a_job_goes_on_from_any_step_with_the_buffers_of_that_step(tmp_path: Pat
         "schedule": {
             "method": "exact",
             "resources": "resources.json",
+            "workload": "costs.json",
             "pin": {"bottom": "cpu1", "top": "cpu2"},
         },
     }
+    seconds = {"cpu1": 1e-2, "cpu2": 1e-2}
+    write_workload(tmp_path / "costs.json", ("bottom", "top"), seconds, ps_type="cpu1")
     (tmp_path / "resources.json").write_text(json.dumps({"types": kinds}))
     (tmp_path / "job.json").write_text(json.dumps(job))
     with Cluster(tmp_path / "cluster", types={"cpu1": 2, "cpu2": 1}) as cluster:

@@ -10,6 +10,7 @@ import torch
 import heterps
 from heterps import Client, Cluster
 from heterps.job.file import load_job
+from tests.jobs import write_workload
 
 _MODEL = """
 import os
@@ -55,7 +56,7 @@ def _data(folder: Path) -> None:
     (folder / "train.csv").write_text("\n".join(lines) + "\n")
 
 
-def _job(folder: Path, kind: str) -> Path:
+def _job(folder: Path, kind: str, **schedule: str) -> Path:
     told = folder / f"told-{kind}"
     told.mkdir(exist_ok=True)
     one = {"name": "cpu1", "price_per_hour": 0.04, "limit": 2, "memory_bytes": 4e9}
@@ -73,6 +74,7 @@ def _job(folder: Path, kind: str) -> Path:
             "resources": "resources.json",
             "pin": {"embedding": kind, "slow": kind, "tower": kind},
             "elastic": {"min": 1, "max": 1},
+            **schedule,
         },
     }
     path = folder / f"{kind}.json"
@@ -83,15 +85,22 @@ def _job(folder: Path, kind: str) -> Path:
 def test_a_worker_has_the_threads_of_its_type_and_trains_the_same(tmp_path: Path) -> None:
     _data(tmp_path)
     states, losses = [], []
+    layers, seconds = ("embedding", "slow", "tower"), {"cpu1": 1e-3, "cpu2": 1e-3}
+    costs = write_workload(tmp_path / "costs.json", layers, seconds, ps_type="cpu1")
+    costs.write_text(json.dumps({**json.loads(costs.read_text()), "threads": {"cpu2": 2}}))
     with Cluster(tmp_path / "cluster", types={"cpu1": 2, "cpu2": 1}) as cluster:
         client = Client(cluster.address)
-        for kind, threads in (("cpu1", 0), ("cpu2", 2), ("cpu2", 2)):
-            job = client.submit(load_job(_job(tmp_path, kind)))
+        for kind, threads, given in (
+            ("cpu1", 0, {}),
+            ("cpu2", 2, {"workload": str(costs)}),
+            ("cpu2", 2, {"workload": str(costs)}),
+        ):
+            job = client.submit(load_job(_job(tmp_path, kind, **given)))
             ended = client.wait(job, timeout=240)
             assert ended.state == "succeeded", ended.reason
             told = sorted((tmp_path / f"told-{kind}").iterdir(), key=lambda p: p.stat().st_mtime)
             assert told[-1].read_text() == str(threads or 1)  # of the worker, after all profiles
-            assert {path.read_text() for path in told[:-1]} == {"1", "2"}
+            assert given or {path.read_text() for path in told[:-1]} == {"1", "2"}
             stages = client.decision(job).stages
             assert {(s.type, s.units, s.threads) for s in stages} == {(kind, 1, threads)}
             client.get(job, tmp_path / f"model-{job}")
@@ -118,7 +127,7 @@ def test_the_plan_says_on_how_many_cores_a_worker_computes_where_that_is_open(
     with Cluster(tmp_path / "cluster", types={"cpu": 4}) as cluster:
         client = Client(cluster.address)
         # The worker and the server take two units each, of one core or two.
-        for slow, threads in (((0.4, 0.1), 2), ((0.1, 0.1), 1)):
+        for slow, threads in (((0.1, 0.025), 2), ((0.025, 0.025), 1)):
             told = tmp_path / f"told-{threads}"
             told.mkdir()
             job = {

@@ -236,7 +236,7 @@ def all_ready(marker):
     return len(texts) >= 2 and all(found and Path(found[1]).exists() for found in files)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, *more(signal.SIGKILL)])
 def test_ending_train_leaves_no_process_behind(interruptible, tmp_path, number):
     marker = f"end-{number.value}-{os.getpid()}"
     process = start_train(interruptible, tmp_path, marker, given(tmp_path, CLICKS_LAYERS))
@@ -252,6 +252,7 @@ def test_ending_train_leaves_no_process_behind(interruptible, tmp_path, number):
     assert not list(Path(tmp_path, "out").glob("*/model.json"))
 
 
+@pytest.mark.exhaustive
 def test_a_killed_shard_fails_the_job_and_is_named(interruptible, tmp_path):
     marker = f"shard-{os.getpid()}"
     options = ("servers.durability=none", given(tmp_path, CLICKS_LAYERS))
@@ -339,7 +340,7 @@ def test_data_that_cannot_be_prepared_leaves_no_cluster(interruptible, tmp_path)
     wait_until(lambda: not processes_of(marker), "the end of every process", 20.0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, *more(signal.SIGKILL)])
 def test_ending_train_while_data_is_prepared_leaves_no_process_behind(
     interruptible, tmp_path, number
 ):

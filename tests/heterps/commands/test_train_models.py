@@ -119,6 +119,7 @@ def losses(status):
         return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
+@pytest.mark.exhaustive
 def test_a_plan_changes_neither_dropout_nor_batch_norm_nor_what_is_shared(client, folder):
     alone, plan = run(client, folder, cpu=1e-2)
     assert [stage.units for stage in plan.stages] == [1]
@@ -151,7 +152,13 @@ def test_a_model_that_predicts_otherwise_when_loaded_fails_its_job(client, folde
     assert heterps.load(kept).head[1].step == 0.0
 
 
-@pytest.mark.parametrize(("plan", "seconds"), [([], {"cpu": 1e-2}), (SPREAD, SPREAD_SECONDS)])
+@pytest.mark.parametrize(
+    ("plan", "seconds"),
+    [
+        pytest.param([], {"cpu": 1e-2}, marks=pytest.mark.exhaustive),
+        (SPREAD, SPREAD_SECONDS),
+    ],
+)
 def test_it_does_so_too_where_nothing_is_held_out(client, folder, plan, seconds):
     (folder / "bare.yaml").write_text(JOB.replace("test: test.csv, ", ""))
     drifts = "model.args={drift: 0.01}"
@@ -182,6 +189,7 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.exhaustive
 def test_a_model_in_the_order_of_a_set_is_not_opened_in_another_order(client, folder):
     (folder / "unordered.py").write_text(UNORDERED)
     job_id = client.submit(

@@ -184,6 +184,7 @@ def units(client, status):
     return [stage.units for stage in client.decision_message(status.job_id).stages]
 
 
+@pytest.mark.exhaustive
 def test_split_experts_give_what_whole_ones_give(folder, client, plain):
     # The stage in the middle, so that micro-batches pass it both ways.
     job = job_of(folder, "split", ("cpu", "cpu", "v100", "cpu"), 2, "train.split_experts=true")
@@ -251,6 +252,7 @@ def test_fp16_skips_what_overflows_on_all_workers_alike(folder, client):
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.exhaustive
 def test_fp16_over_two_stages_skips_on_both_alike(folder, client):
     job = job_of(
         folder,

@@ -118,7 +118,7 @@ def _kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@rounds("kills", few=4, many=10)
+@rounds("kills", few=2, many=10)
 def test_shards_with_a_log_are_killed(tmp_path: Path, kills: int) -> None:
     """At rest, during saves, during reshards; rows lie in memory and on disk."""
     chance = random.Random(7)
@@ -176,7 +176,7 @@ def filled(shards: LocalShards) -> None:
             wait_until(filled, "a replica is filled", 60.0)
 
 
-@rounds("kills", few=4, many=10)
+@rounds("kills", few=2, many=10)
 def test_shards_and_replicas_are_killed(kills: int) -> None:
     chance = random.Random(8)
     with (

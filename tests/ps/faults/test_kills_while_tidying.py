@@ -46,7 +46,7 @@ class Pusher(threading.Thread):
             self.error = error
 
 
-@rounds("kills", few=6, many=30)
+@rounds("kills", few=3, many=30)
 def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, kills: int) -> None:
     """Killed at any moment of it, of folds and of saves; recovery tidies, and is killed, too."""
     chance = random.Random(11)

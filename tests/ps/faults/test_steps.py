@@ -254,7 +254,7 @@ def test_buckets_move_in_the_middle_of_a_commit(wanted: str, carried: bool) -> N
         assert (client.pull("job.b", KEYS[100:]) == 0).all()
 
 
-@rounds("kills", few=3, many=12)
+@rounds("kills", few=2, many=12)
 def test_shards_with_a_log_are_killed_between_parts_and_commits(tmp_path: Path, kills: int) -> None:
     """At rest, during saves, while buckets move."""
     chance = random.Random(11)

@@ -90,7 +90,7 @@ print(json.dumps([ends, differ]))
 """
 
 
-@rounds("kills", few=2, many=7)
+@rounds("kills", few=1, many=7)
 def test_all_jobs_end_right_and_none_runs_twice(tmp_path: Path, kills: int) -> None:
     prepare(tmp_path, STEPS)
     names = [f"job-{number}" for number in range(3 * kills)]

@@ -31,6 +31,7 @@ from scheduler.replanning.measure import MIN_WINDOWS, Measurement
 from scheduler.replanning.replan import propose
 from tests.cluster import Roles
 from tests.jobs import CLICKS_LAYERS, write_clicks
+from tests.rounds import more
 from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
@@ -155,6 +156,7 @@ def test_a_second_job_waits_for_units_and_cancelling_the_first_frees_them(
     assert service.end("second").state == SUCCEEDED
 
 
+@pytest.mark.exhaustive
 def test_a_run_is_measured_in_windows_that_outlast_it(service: Service) -> None:
     job = service.job(epochs=5000, profiled=False, pause_s=0.05)
     job.schedule.pin.update({"tower": "cpu"})
@@ -185,7 +187,7 @@ def test_a_run_is_measured_in_windows_that_outlast_it(service: Service) -> None:
     assert any("emulated" in reason for reason in proposal.reasons)
 
 
-@pytest.mark.parametrize("role", ["shard", "stage"])
+@pytest.mark.parametrize("role", ["shard", *more("stage")])
 def test_the_process_that_was_killed_is_named(service: Service, role: str) -> None:
     job_id = f"killed-{role}"
     job = service.job(epochs=5000, profiled=False, pause_s=0.05)

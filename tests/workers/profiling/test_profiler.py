@@ -15,6 +15,7 @@ from chassis.forking import ForkServer
 from protos.decision_pb2 import LinearRoute, Resources, Workload
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
+from tests.rounds import more
 from workers.device.units import compute_environment
 from workers.model.code.entry import ModelError
 from workers.ops.linear import available
@@ -209,6 +210,7 @@ def test_a_model_that_is_only_looked_at_tells_its_layers_and_has_no_costs(
     assert found.micro_batches == 3
 
 
+@pytest.mark.exhaustive
 def test_experts_out_of_memory_are_measured_there(
     request_file: Path, measured: Measured, tmp_path: Path
 ) -> None:
@@ -239,7 +241,7 @@ def test_experts_out_of_memory_are_measured_there(
     assert not [*disk.iterdir()]
 
 
-@pytest.mark.parametrize("entry", ["Net", "Shares"])
+@pytest.mark.parametrize("entry", ["Shares", *more("Net")])
 def test_a_model_that_one_unit_cannot_train_is_measured_by_runs(
     request_file: Path, measured: Measured, tmp_path: Path, entry: str
 ) -> None:
@@ -398,6 +400,7 @@ def test_what_computes_linear_layers_is_chosen_once_and_timed_as_it_will_run(
     assert "linear 256" not in log
 
 
+@pytest.mark.exhaustive
 def test_several_workers_are_measured_at_once(request_file: Path, measured: Measured) -> None:
     options = ("--units", "2", "--batch", "256", "--bytes-per-s", "1e7")
     workload, log = measured(request_file, "--type", "cpu", *options)

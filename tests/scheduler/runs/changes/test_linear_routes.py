@@ -35,6 +35,7 @@ def routed(service: Service, name: str, **overrides: object) -> JobSpec:
     return spec
 
 
+@pytest.mark.exhaustive
 @needs_onednn
 def test_replaced_workers_and_resumed_jobs_compute_as_the_first_ones_did(
     service: Service, unfailed: str

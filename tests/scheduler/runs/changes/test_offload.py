@@ -121,7 +121,8 @@ def test_it_has_the_bits_of_the_job_with_experts_in_memory(
     assert not [*(tmp_path / "disk").iterdir()]
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_is_replaced_has_its_experts_of_the_other(
     service: Service, resident: str, rank: int
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_worker_that_is_replaced_has_its_experts_of_the_other(
     assert service.digest(name) == resident
 
 
+@pytest.mark.exhaustive
 def test_a_stage_that_is_gone_goes_back_to_a_cut_with_its_experts(
     service: Service, resident: str
 ) -> None:
@@ -156,6 +158,7 @@ def test_a_stage_that_is_gone_goes_back_to_a_cut_with_its_experts(
     assert service.digest(name) == resident
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_is_killed_while_it_writes_an_expert_leaves_nothing_behind(
     service: Service, resident: str
 ) -> None:
@@ -172,7 +175,7 @@ def test_a_worker_that_is_killed_while_it_writes_an_expert_leaves_nothing_behind
 @pytest.mark.parametrize(
     ("when", "rank"),
     [
-        ("unheard", 0),
+        pytest.param("unheard", 0, marks=pytest.mark.exhaustive),
         ("after it is staged", 1),
         pytest.param("", 0, marks=pytest.mark.exhaustive),
         pytest.param("", 1, marks=pytest.mark.exhaustive),

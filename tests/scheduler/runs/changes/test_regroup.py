@@ -17,6 +17,7 @@ from protos.scheduler_pb2 import (
     JobRequest,
     JobStatus,
 )
+from tests.rounds import more
 from tests.scheduler.runs.survivors import (
     ALONE,
     SHAPE,
@@ -62,6 +63,7 @@ def test_the_others_keep_their_processes_and_the_result_is_the_same_to_the_bit(
     assert service.digest(name) == unfailed
 
 
+@pytest.mark.exhaustive
 def test_workers_of_a_gpu_type_that_is_emulated_are_replaced_as_on_cpus(
     service: Service, unfailed: str
 ) -> None:
@@ -152,6 +154,7 @@ def test_one_death_after_another_before_a_step_is_over(service: Service, unfaile
     assert service.digest(name) == unfailed
 
 
+@pytest.mark.exhaustive
 def test_a_disk_that_is_full_meanwhile_ends_nothing(service: Service, unfailed: str) -> None:
     name = "full-meanwhile"
     spec = service.job(name, **{"model.entry": "fault.py:full"})
@@ -306,7 +309,7 @@ def test_the_only_worker_of_a_stage(service: Service, stage: int, every: str) ->
     assert service.losses(name) == service.losses(whole)
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [1, *more(0)])
 def test_the_node_of_a_stages_only_worker_dies_and_the_kernel_tells_of_it(
     service: Service, stage: int
 ) -> None:
@@ -525,6 +528,7 @@ def test_who_is_to_replace_workers_dies_and_they_move(service: Service) -> None:
     service.add_node("front", 1)
 
 
+@pytest.mark.exhaustive
 def test_nodes_that_drain_one_after_the_other_are_left_alike(service: Service) -> None:
     name = service.submit(service.job("drained-twice", **{"train.max_steps": 5000}))
     trains(service, name, 4)
@@ -542,6 +546,7 @@ def test_nodes_that_drain_one_after_the_other_are_left_alike(service: Service) -
     service.stub.CancelJob(JobRequest(job_id=name), timeout=60)
 
 
+@pytest.mark.exhaustive
 def test_with_split_experts_a_node_that_drains_is_left_with_nothing_lost(
     service: Service, split: str
 ) -> None:

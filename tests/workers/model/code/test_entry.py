@@ -91,6 +91,7 @@ def build():
 """
 
 
+@pytest.mark.exhaustive
 def test_a_model_made_in_the_order_of_a_set_is_the_same_in_every_process(tmp_path):
     (tmp_path / "model.py").write_text(IN_A_SET)
     code = (

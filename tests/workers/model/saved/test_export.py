@@ -17,6 +17,7 @@ from protos.job_pb2 import ColumnSpec, JobSpec
 from protos.naming import table_prefix
 from ps import LocalTable
 from ps.local.table import save_checkpoint
+from tests.rounds import more
 from workers.model.code.entry import job_model
 from workers.model.objective.curve import LossCurve
 from workers.model.saved.model import SavedModel
@@ -282,7 +283,7 @@ def test_a_program_and_exported_rows_give_what_the_model_gives(tmp_path, capsys)
     assert names == ["model.pt2", "model.pt2.json", "model.pt2.tables"]
 
 
-@pytest.mark.parametrize("entry", ["Experts", "Prototypes"])
+@pytest.mark.parametrize("entry", ["Experts", *more("Prototypes")])
 def test_a_mixture_of_experts_runs_where_we_are_not(entry, tmp_path):
     data = saved(tmp_path, entry)
     target = tmp_path / "model.pt2"
