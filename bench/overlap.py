@@ -29,9 +29,9 @@ from chassis.security import Security
 from protos.job_pb2 import JobSpec
 from workers.links.all_reduce import Rendezvous, StageGroup
 from workers.model.module.statistics import RunningStatistics
-from workers.stage.schedule import Schedule
-from workers.stage.update import Update
-from workers.stage.versions import Versions
+from workers.stage.steps.schedule import Schedule
+from workers.stage.update.update import Update
+from workers.stage.update.versions import Versions
 
 PACED = "1 Gbit/s"
 _LAYERS = 16

@@ -35,7 +35,7 @@ from workers.data import Dataset, GlobalBatches
 from workers.data.tensors import tensors_of
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.code.entry import job_model
-from workers.stage.source import evaluation_batches
+from workers.stage.rows.source import evaluation_batches
 
 BATCH = 4096  # of held-out samples
 Tensors = Mapping[str, Tensor]

@@ -47,6 +47,6 @@ __getattr__, __dir__, __all__ = attach(
         "workers.offload.running.offload": ("offload",),
         "workers.offload.training.offload_training": ("offload_training",),
         "workers.offload.experts.pack": ("pack_experts",),
-        "workers.stage.callbacks": ("TrainingState",),
+        "workers.stage.running.callbacks": ("TrainingState",),
     },
 )

@@ -26,7 +26,7 @@ from workers.moe.moefy import moefy as moefy
 from workers.offload.running.offload import offload as offload
 from workers.offload.training.offload_training import offload_training as offload_training
 from workers.offload.experts.pack import pack_experts as pack_experts
-from workers.stage.callbacks import TrainingState as TrainingState
+from workers.stage.running.callbacks import TrainingState as TrainingState
 
 __all__ = [
     "Admission",

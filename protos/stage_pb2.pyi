@@ -555,7 +555,7 @@ class Notice(_message.Message):
     scale: _builtins.float
     """JUDGED: by which gradients are multiplied"""
     after: _builtins.int
-    """JUDGED: what follows the step, as workers.stage.verdict.AfterStep"""
+    """JUDGED: what follows the step, as workers.stage.steps.verdict.AfterStep"""
     generation: _builtins.int
     """JUDGED, when it is told anew: that it was given in"""
     facts: _builtins.str

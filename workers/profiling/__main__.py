@@ -18,7 +18,7 @@ from protos.decision_pb2 import Workload
 from protos.node_pb2 import ProfileRequest
 from workers.model.code.brought import code_root, enter
 from workers.profiling.look import look
-from workers.stage.failure import end_reason_of, told
+from workers.stage.report.failure import end_reason_of, told
 
 
 class _Ended(SystemExit):

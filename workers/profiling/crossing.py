@@ -37,12 +37,12 @@ from workers.links.transport import Neighbours
 from workers.model.chain.trace import TracedModel
 from workers.model.module.randomness import Randomness
 from workers.model.module.statistics import RunningStatistics
-from workers.stage.beginning import Beginning
-from workers.stage.cut_judge import CutFacts
-from workers.stage.layers import StageLayers
+from workers.stage.cuts.beginning import Beginning
+from workers.stage.cuts.judge import CutFacts
 from workers.stage.parts import Parts, assemble
-from workers.stage.schedule import Schedule
-from workers.stage.source import TrainingSource
+from workers.stage.rows.source import TrainingSource
+from workers.stage.running.layers import StageLayers
+from workers.stage.steps.schedule import Schedule
 
 _STEPS, _WARM = 40, 8
 _FEW, _WARM_FEW = 16, 4  # of large micro-batches

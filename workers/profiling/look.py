@@ -12,7 +12,7 @@ from workers.model.code.entry import job_model
 from workers.model.module.inputs import inputs_of
 from workers.model.module.sharing import Sharing
 from workers.model.objective.loss import job_loss
-from workers.stage.outside import built_in, folder_of
+from workers.stage.experts.outside import built_in, folder_of
 
 
 def look(job: JobSpec) -> Workload:

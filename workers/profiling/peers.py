@@ -39,8 +39,8 @@ from workers.model.objective.loss import job_loss
 from workers.ops.linear import Routes, route
 from workers.profiling.rows import ShardRows
 from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of
-from workers.stage.offloading import take_all_out
-from workers.stage.outside import built_in, folder_of
+from workers.stage.experts.offloading import take_all_out
+from workers.stage.experts.outside import built_in, folder_of
 
 _LOOPBACK = "127.0.0.1"
 _START_S = 120.0

@@ -53,9 +53,9 @@ from workers.profiling.rows import ShardRows
 from workers.profiling.sizes import MAX_SAMPLES, fixed_size, smallest_worth_having
 from workers.profiling.steps import StepTimes, time_step
 from workers.profiling.timing import LayerTimer, first_of, share_of, tensors_in
-from workers.stage.layers import for_losses
-from workers.stage.offloading import take_all_out
-from workers.stage.outside import built_in, folder_of, outside_of
+from workers.stage.experts.offloading import take_all_out
+from workers.stage.experts.outside import built_in, folder_of, outside_of
+from workers.stage.running.layers import for_losses
 
 WARMUP = 2
 REPEATS = (3, 15)  # least and most, within the time below

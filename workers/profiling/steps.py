@@ -21,9 +21,9 @@ from workers.links.inbox import Inbox
 from workers.links.session import Session
 from workers.profiling.clock import QuietClock
 from workers.stage.connect import build
-from workers.stage.executor import StageExecutor
+from workers.stage.rows.source import TrainingSource
+from workers.stage.running.executor import StageExecutor
 from workers.stage.share import Share
-from workers.stage.source import TrainingSource
 
 MEASURED_S = 1.5
 _LEAST, _MOST = 8, 60  # steps

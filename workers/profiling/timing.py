@@ -31,7 +31,7 @@ from workers.model.chain.trace import TracedModel
 from workers.moe.layer import MoE
 from workers.profiling.clock import QuietClock
 from workers.profiling.rows import ShardRows
-from workers.stage.outside import outside_of
+from workers.stage.experts.outside import outside_of
 
 
 class Part(IntEnum):

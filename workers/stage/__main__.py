@@ -12,7 +12,7 @@ from chassis.logs import log_fields
 from protos.node_pb2 import LaunchRequest
 from workers.links.inbox import Stopped
 from workers.model.code.brought import enter
-from workers.stage.failure import end_reason_of, told
+from workers.stage.report.failure import end_reason_of, told
 from workers.stage.worker import Worker
 
 _log = logging.getLogger("heterps.stage")

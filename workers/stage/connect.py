@@ -26,12 +26,12 @@ from workers.links.transport import Neighbours
 from workers.model.module.randomness import Randomness
 from workers.model.module.statistics import RunningStatistics
 from workers.ops.linear import route
-from workers.stage.cut_judge import CutFacts
-from workers.stage.experts import split_experts
-from workers.stage.layers import StageLayers
+from workers.stage.cuts.judge import CutFacts
+from workers.stage.cuts.state import base_names
+from workers.stage.experts.split import split_experts
 from workers.stage.parts import Parts, assemble
+from workers.stage.running.layers import StageLayers
 from workers.stage.share import Share
-from workers.stage.state import base_names
 
 _log = logging.getLogger("heterps.stage")
 _SILENCE_S = 30.0  # how long a shard may not answer
@@ -102,7 +102,7 @@ def _connected(
     if split:
         _log.info("experts of %s are split over %d workers", ", ".join(split), group.size)
     if share.folder is not None:
-        from workers.stage.offloading import take_out
+        from workers.stage.experts.offloading import take_out
 
         begun = share.beginning
         kept = begun.state.optimizer if begun.state is not None else {}

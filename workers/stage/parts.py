@@ -13,31 +13,31 @@ from workers.links.pipeline import Links, Place
 from workers.model.chain.graph import StageGraph
 from workers.model.objective.metrics import JobMetrics
 from workers.stage.alike import check_buffers
-from workers.stage.beginning import Beginning
-from workers.stage.callbacks import Callbacks, job_callbacks
-from workers.stage.commits import RowCommits
-from workers.stage.cut_folder import CutFolder
-from workers.stage.cut_judge import CutFacts, CutJudge
-from workers.stage.cuts import Cuts
-from workers.stage.ending import Ending
-from workers.stage.executor import StageExecutor
-from workers.stage.experts import own_optimizer
-from workers.stage.following import Following
-from workers.stage.layers import StageLayers
-from workers.stage.loggers import job_loggers
-from workers.stage.loss_terms import LossTerms
-from workers.stage.outside import outside_of
-from workers.stage.progress import Progress
-from workers.stage.rows import StageRows
-from workers.stage.schedule import Schedule
-from workers.stage.series import close_series, series_of
-from workers.stage.staleness import RowOrder
-from workers.stage.state import capture
-from workers.stage.stop import Stop
-from workers.stage.update import Update
-from workers.stage.validation import Validations
-from workers.stage.verdict import AfterStep, LossScales
-from workers.stage.versions import Versions
+from workers.stage.cuts.beginning import Beginning
+from workers.stage.cuts.folder import CutFolder
+from workers.stage.cuts.judge import CutFacts, CutJudge
+from workers.stage.cuts.part import Cuts
+from workers.stage.cuts.state import capture
+from workers.stage.cuts.validation import Validations
+from workers.stage.experts.outside import outside_of
+from workers.stage.experts.split import own_optimizer
+from workers.stage.report.progress import Progress
+from workers.stage.rows.ahead import StageRows
+from workers.stage.rows.commits import RowCommits
+from workers.stage.running.callbacks import Callbacks, job_callbacks
+from workers.stage.running.executor import StageExecutor
+from workers.stage.running.following import Following
+from workers.stage.running.layers import StageLayers
+from workers.stage.running.loggers import job_loggers
+from workers.stage.steps.schedule import Schedule
+from workers.stage.steps.series import close_series, series_of
+from workers.stage.steps.staleness import RowOrder
+from workers.stage.steps.stop import Stop
+from workers.stage.steps.verdict import AfterStep, LossScales
+from workers.stage.update.ending import Ending
+from workers.stage.update.loss_terms import LossTerms
+from workers.stage.update.update import Update
+from workers.stage.update.versions import Versions
 
 
 @dataclass(frozen=True, slots=True)

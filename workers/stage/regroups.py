@@ -19,8 +19,8 @@ from workers.errors import PeerLostError
 from workers.links.inbox import Stopped
 from workers.links.service import StageService
 from workers.links.session import Session
-from workers.stage.beginning import Beginning
-from workers.stage.kept import of_chunks
+from workers.stage.cuts.beginning import Beginning
+from workers.stage.cuts.kept import of_chunks
 
 _GIVE_UP_S = 110.0  # for a worker in the midst of a micro-batch
 _READ_S = 120.0

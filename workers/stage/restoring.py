@@ -17,12 +17,12 @@ from workers.model.saved.cut import (
     read_cut,
     split_place,
 )
-from workers.stage.beginning import state_of
-from workers.stage.experts import own_state
-from workers.stage.outside import outside_of
+from workers.stage.cuts.beginning import state_of
+from workers.stage.cuts.state import give
+from workers.stage.experts.outside import outside_of
+from workers.stage.experts.split import own_state
 from workers.stage.parts import Parts
 from workers.stage.share import Share
-from workers.stage.state import give
 
 _log = logging.getLogger("heterps.stage")
 

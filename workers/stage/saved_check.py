@@ -13,8 +13,8 @@ from workers.embedding.sparse import SparseEmbedding
 from workers.learning.precision import Precision
 from workers.model.objective.metrics import JobMetrics
 from workers.model.saved.reloaded import check_finite, check_predictions, reopened
-from workers.stage.evaluation import Measured, first_batch
-from workers.stage.outside import built_in
+from workers.stage.experts.outside import built_in
+from workers.stage.running.evaluation import Measured, first_batch
 from workers.stage.share import Share
 
 _SPLITS: tuple[Split, ...] = ("test", "valid", "train")  # the first one that there is

@@ -28,10 +28,10 @@ from workers.model.module.inputs import inputs_of
 from workers.model.module.whole import check_smallest
 from workers.model.saved.warm_start import Weights, give_weights, read_weights
 from workers.ops.linear import Routes, of_type
-from workers.stage.beginning import Beginning, beginning_of
-from workers.stage.outside import built_in, folder_of
-from workers.stage.schedule import Schedule
-from workers.stage.state import base_names, give
+from workers.stage.cuts.beginning import Beginning, beginning_of
+from workers.stage.cuts.state import base_names, give
+from workers.stage.experts.outside import built_in, folder_of
+from workers.stage.steps.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

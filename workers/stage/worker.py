@@ -32,23 +32,23 @@ from workers.model.objective.metrics import JobMetrics
 from workers.model.saved.cut import CutError
 from workers.model.saved.likeness import likeness
 from workers.model.saved.model import KeptModel, SavedModel, saved_model
-from workers.stage.beginning import Beginning
 from workers.stage.connect import build
-from workers.stage.cut_folder import remove_cuts
-from workers.stage.evaluation import Measured, splits_to_predict
-from workers.stage.experts import state_bytes, whole_state
-from workers.stage.failure import end_reason_of, told
-from workers.stage.kept import to_chunks
-from workers.stage.outside import outside_of
+from workers.stage.cuts.beginning import Beginning
+from workers.stage.cuts.folder import remove_cuts
+from workers.stage.cuts.kept import to_chunks
+from workers.stage.experts.outside import outside_of
+from workers.stage.experts.split import state_bytes, whole_state
 from workers.stage.parts import Parts
 from workers.stage.regroups import Regroups, read_state
-from workers.stage.reporter import Reporter
+from workers.stage.report.failure import end_reason_of, told
+from workers.stage.report.reporter import Reporter
 from workers.stage.restoring import check_best, restore_best
-from workers.stage.rows import create_tables
+from workers.stage.rows.ahead import create_tables
+from workers.stage.rows.source import TrainingSource
+from workers.stage.running.evaluation import Measured, splits_to_predict
 from workers.stage.saved_check import check_saved
-from workers.stage.series import holds_just, series_of
 from workers.stage.share import Share
-from workers.stage.source import TrainingSource
+from workers.stage.steps.series import holds_just, series_of
 
 _DECIDED_S = 30.0  # after others begin, for a step in doubt to be decided on
 _LOOK_S = 0.005

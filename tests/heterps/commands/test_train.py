@@ -21,7 +21,7 @@ from tests.rounds import more
 from tests.waiting import wait_until
 from workers.data import Dataset
 from workers.learning import quality as metrics
-from workers.stage.source import evaluation_batches
+from workers.stage.rows.source import evaluation_batches
 
 ROOT = Path(__file__).resolve().parents[3]
 FLIGHTS = ROOT / "examples/flights/job.yaml"

@@ -10,8 +10,8 @@ from protos.node_pb2 import LaunchRequest
 from protos.scheduler_pb2 import END_USER_ERROR
 from workers.errors import CallbackError
 from workers.model.saved.cut import UnfitCutError
-from workers.stage.beginning import _check_entry
-from workers.stage.failure import end_reason_of
+from workers.stage.cuts.beginning import _check_entry
+from workers.stage.report.failure import end_reason_of
 
 GIVEN = ("model.callbacks=[watch.py:Watch]", "model.callback_args={Watch: {below: 0.5, tags: [a]}}")
 

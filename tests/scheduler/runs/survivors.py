@@ -56,13 +56,13 @@ from contextlib import suppress
 from heterps import MoE
 from model import Model
 from workers.model.saved.model import SavedModel
-from workers.stage.commits import RowCommits
-from workers.stage.cut_folder import CutFolder
-from workers.stage.cut_judge import CutJudge
-from workers.stage.cuts import Cuts
-from workers.stage.ending import Ending
-from workers.stage.executor import StageExecutor
-from workers.stage.following import Following
+from workers.stage.rows.commits import RowCommits
+from workers.stage.cuts.folder import CutFolder
+from workers.stage.cuts.judge import CutJudge
+from workers.stage.cuts.part import Cuts
+from workers.stage.update.ending import Ending
+from workers.stage.running.executor import StageExecutor
+from workers.stage.running.following import Following
 from workers.stage.worker import Worker
 
 worker = importlib.import_module("workers.stage.worker")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from workers.device.copies import Buffers, CopyStreams, OnHost, staging_for
-from workers.stage.busy import BusyClock
+from workers.stage.report.busy import BusyClock
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 TENSORS = [

@@ -27,7 +27,7 @@ from workers.links.ring import Ring
 from workers.links.ring_port import RingPort
 from workers.moe.group import ExpertGroup, Rates
 from workers.moe.layer import MoE
-from workers.stage.experts import split_experts, whole_state
+from workers.stage.experts.split import split_experts, whole_state
 
 WORLD = int(sys.argv[2])
 DIM = 6

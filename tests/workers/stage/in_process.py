@@ -33,19 +33,19 @@ from workers.model.module.inputs import inputs_of
 from workers.model.module.randomness import Randomness
 from workers.model.module.statistics import RunningStatistics
 from workers.offload.training.suited import rooms_of
-from workers.stage.beginning import beginning_of
-from workers.stage.cut_judge import CutFacts
-from workers.stage.executor import StageExecutor
-from workers.stage.layers import StageLayers
-from workers.stage.offloading import take_out
-from workers.stage.outside import built_in, folder_of, outside_of
+from workers.stage.cuts.beginning import beginning_of
+from workers.stage.cuts.judge import CutFacts
+from workers.stage.cuts.state import base_names
+from workers.stage.experts.offloading import take_out
+from workers.stage.experts.outside import built_in, folder_of, outside_of
 from workers.stage.parts import Parts, assemble
 from workers.stage.restoring import restore_best
-from workers.stage.rows import StageRows
-from workers.stage.schedule import Schedule
-from workers.stage.source import TrainingSource
-from workers.stage.state import base_names
-from workers.stage.update import Update
+from workers.stage.rows.ahead import StageRows
+from workers.stage.rows.source import TrainingSource
+from workers.stage.running.executor import StageExecutor
+from workers.stage.running.layers import StageLayers
+from workers.stage.steps.schedule import Schedule
+from workers.stage.update.update import Update
 
 CPU = torch.device("cpu")
 LIMIT_S = 120.0  # only a hang reaches it

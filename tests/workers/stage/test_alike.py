@@ -9,7 +9,7 @@ from tests.workers.stage.in_process import Pipeline
 from tests.workers.stage.test_objectives import FEATURES, batches, job_of
 from workers.model.code.entry import ModelError
 from workers.model.objective.metrics import JobMetrics
-from workers.stage import evaluation
+from workers.stage.running import evaluation
 
 
 class Features(nn.Module):

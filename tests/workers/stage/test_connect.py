@@ -11,8 +11,9 @@ from protos.stage_pb2 import StageWorkers, Topology
 from workers.links.inbox import Stopped
 from workers.links.pipeline import Place
 from workers.ops.linear import Routes
-from workers.stage import connect, offloading
-from workers.stage.beginning import Beginning
+from workers.stage import connect
+from workers.stage.cuts.beginning import Beginning
+from workers.stage.experts import offloading
 
 OPENED = ("ParameterClient", "Outbox", "_group", "Notices")
 

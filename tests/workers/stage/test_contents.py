@@ -6,9 +6,9 @@ import pytest
 
 from protos.job_pb2 import JobSpec
 from workers.model.saved.cut import UnfitCutError
-from workers.stage.beginning import Beginning
-from workers.stage.kept import of_chunks, to_chunks
-from workers.stage.state import StageState
+from workers.stage.cuts.beginning import Beginning
+from workers.stage.cuts.kept import of_chunks, to_chunks
+from workers.stage.cuts.state import StageState
 
 
 def test_other_data_than_so_far_is_refused_by_name():

@@ -24,7 +24,7 @@ from workers.embedding.sparse import SparseEmbedding
 from workers.links import step_sum
 from workers.links.ring import Ring
 from workers.moe.layer import MoE
-from workers.stage.ending import Ending
+from workers.stage.update.ending import Ending
 
 KEYS = 11
 

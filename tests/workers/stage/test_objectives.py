@@ -16,7 +16,7 @@ from workers.model.code.entry import ModelError
 from workers.model.objective.curve import LossCurve
 from workers.model.objective.loss import job_loss
 from workers.model.objective.metrics import JobMetrics
-from workers.stage import evaluation
+from workers.stage.running import evaluation
 
 SIZES, FEATURES = (24, 24, 7), 5
 PLANS = [([3], [1], 1), ([3], [3], 5), ([1, 3], [2, 1], 4), ([0, 1, 3], [1, 2, 3], 7)]

@@ -9,7 +9,7 @@ from ps import LocalTable
 from tests.workers.reverse import Reverse
 from tests.workers.stage import reference
 from tests.workers.stage.in_process import Pipeline
-from tests.workers.stage.test_executor import job_of, seeded
+from tests.workers.stage.running.test_executor import job_of, seeded
 from workers.data.columns import Batch
 from workers.embedding.sparse import SparseEmbedding
 

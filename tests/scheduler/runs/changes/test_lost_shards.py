@@ -37,10 +37,10 @@ from contextlib import suppress
 
 from model import Model
 from workers.links.service import StageService
-from workers.stage.commits import RowCommits
-from workers.stage.cut_folder import CutFolder
+from workers.stage.rows.commits import RowCommits
+from workers.stage.cuts.folder import CutFolder
 from workers.stage.regroups import Regroups
-from workers.stage.rows import StageRows
+from workers.stage.rows.ahead import StageRows
 from workers.stage.worker import Worker
 
 POINTS = {

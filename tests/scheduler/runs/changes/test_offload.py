@@ -60,7 +60,7 @@ import time
 
 import fault
 import torch
-from workers.stage.ending import Ending
+from workers.stage.update.ending import Ending
 
 wait = Ending._wait_for_verdict
 

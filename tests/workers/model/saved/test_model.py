@@ -19,7 +19,7 @@ from workers.model.code.entry import ModelError, job_model
 from workers.model.objective.curve import LossCurve
 from workers.model.saved.model import SavedModel
 from workers.model.saved.warm_start import read_weights
-from workers.stage.failure import end_reason_of
+from workers.stage.report.failure import end_reason_of
 
 KILLED = """
 import os, sys

@@ -12,8 +12,8 @@ from heterps import MoE
 from protos.job_pb2 import JobSpec
 from workers.model.code.entry import ModelError
 from workers.offload.training.suited import check_suited, rooms_of
-from workers.stage.offloading import take_all_out
-from workers.stage.outside import outside_of
+from workers.stage.experts.offloading import take_all_out
+from workers.stage.experts.outside import outside_of
 
 
 class Model(nn.Module):

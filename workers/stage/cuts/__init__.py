@@ -1,0 +1,1 @@
+"""What training has made, kept so that it may begin there."""

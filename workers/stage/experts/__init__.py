@@ -1,0 +1,1 @@
+"""Experts of a stage: split over its workers, or out of memory."""

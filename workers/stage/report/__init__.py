@@ -1,0 +1,1 @@
+"""What a worker tells of itself: how far it is, how busy, why it failed."""

@@ -1,0 +1,1 @@
+"""Rows of embeddings: pulled ahead of need, and their gradients committed."""

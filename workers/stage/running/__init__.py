@@ -1,0 +1,1 @@
+"""A stage that runs: forwards, backwards and all that follows a step."""

@@ -1,0 +1,1 @@
+"""Which step, which micro-batch, which worker, and what becomes of a step."""

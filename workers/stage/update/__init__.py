@@ -1,0 +1,1 @@
+"""The end of a step: gradients summed, judged and applied to the weights."""
