@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from workers.data.batches import GlobalBatches
-    from workers.data.columns import Batch
+    from workers.data.columns.arrays import Batch
     from workers.data.errors import DataError
     from workers.data.reader import Dataset
 
 __all__ = ["Batch", "DataError", "Dataset", "GlobalBatches"]
 _HOMES: Final = {
-    "Batch": "workers.data.columns",
+    "Batch": "workers.data.columns.arrays",
     "DataError": "workers.data.errors",
     "Dataset": "workers.data.reader",
     "GlobalBatches": "workers.data.batches",

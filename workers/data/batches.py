@@ -5,7 +5,7 @@ from itertools import count
 
 from protos.job_pb2 import JobSpec
 from protos.losses import of_whole_batches
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 from workers.data.errors import DataError
 from workers.data.order import Epochs, KeptEpochs
 from workers.data.reader import Dataset

@@ -7,11 +7,12 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from workers.data import counts, files
-from workers.data.columns import Encoder
+from workers.data.columns.arrays import Encoder
 from workers.data.errors import DataError
+from workers.data.files import counts
+from workers.data.files import splits as files
+from workers.data.files.unit import Unit
 from workers.data.joins import Joined
-from workers.data.unit import Unit
 
 _LOOKED_AT = 65536  # rows
 

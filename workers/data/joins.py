@@ -15,9 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protos.job_pb2 import DataSpec
-from workers.data import files, times
-from workers.data.columns import TEXT
+from workers.data.columns import times
+from workers.data.columns.arrays import TEXT
 from workers.data.errors import DataError, column_hint
+from workers.data.files import splits as files
 from workers.data.keys import Hashes, has_text, hash_column, mix
 
 _BLOCK_ROWS = 65536

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chassis import scratch
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 from workers.data.reader import Dataset
 
 Order = npt.NDArray[np.int64]

@@ -8,12 +8,12 @@ from typing import Literal
 
 from chassis import scratch
 from protos.job_pb2 import DataSpec, JobSpec
-from workers.data import files
 from workers.data.blocks import Blocks, FileBlocks, JoinedBlocks
-from workers.data.columns import Batch, Encoder, concatenate
+from workers.data.columns.arrays import Batch, Encoder, concatenate
+from workers.data.columns.labels import Label, labels_of
 from workers.data.errors import DataError
+from workers.data.files import splits as files
 from workers.data.joins import Joined, joins_of
-from workers.data.labels import Label, labels_of
 from workers.data.stored import mapped, store
 
 Split = Literal["train", "valid", "test"]
@@ -59,7 +59,9 @@ class Dataset:
         pattern = {"train": spec.train, "valid": spec.valid, "test": spec.test}[split]
         blocks: Blocks
         if spec.source:
-            from workers.data.own import OwnBlocks  # brings torch: only where a source needs it
+            from workers.data.own.samples import (
+                OwnBlocks,  # brings torch: only where a source needs it
+            )
 
             blocks = OwnBlocks(spec, pattern, Path(directory))
         else:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from workers.data import files, remote
-from workers.data.columns import Batch, Encoder, concatenate
+from workers.data.columns.arrays import Batch, Encoder, concatenate
 from workers.data.errors import DataError, column_hint
+from workers.data.files import remote
+from workers.data.files import splits as files
 
 _BLOCK_ROWS = 16384
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from chassis.scratch import try_lock
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 from workers.data.stored import mapped, store
 from workers.data.windows import OwnWindows, Stream, WindowId
 

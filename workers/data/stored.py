@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 
 
 def store(path: Path, batches: Iterable[Batch], rows: int, like: Batch) -> int:

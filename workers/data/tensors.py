@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from workers.data.columns import Batch, concatenate
+from workers.data.columns.arrays import Batch, concatenate
 from workers.data.reader import Dataset
 
 

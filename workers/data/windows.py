@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from workers.data.columns import Batch, concatenate
+from workers.data.columns.arrays import Batch, concatenate
 from workers.data.errors import DataError
 from workers.data.reader import Dataset
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from protos.job_pb2 import JobSpec
 from ps import ParameterClient
 from workers.data import Batch
-from workers.data.labels import LABEL, ONE
+from workers.data.columns.labels import LABEL, ONE
 from workers.device.copies import OnHost
 from workers.learning.precision import Precision
 from workers.links.all_reduce import StageGroup

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from protos.job_pb2 import DenseOptimizer
-from workers.data.columns import labels_in
+from workers.data.columns.arrays import labels_in
 from workers.learning.objective import Objective, as_given, named
 from workers.learning.optimizers import make_optimizer
 from workers.learning.precision import Precision, wide

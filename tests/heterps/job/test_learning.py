@@ -7,7 +7,7 @@ from heterps.job.file import JobFileError, load_job
 from heterps.job.learning import metric_names
 from heterps.job.rewrite import job_content
 from protos.losses import of_whole_batches
-from workers.data.labels import labels_of
+from workers.data.columns.labels import labels_of
 from workers.learning.quality import METRICS
 
 HEADS = (

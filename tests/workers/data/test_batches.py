@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.job_pb2 import DataSpec
-from workers.data import Batch, DataError, Dataset, GlobalBatches, counts
+from workers.data import Batch, DataError, Dataset, GlobalBatches
 from workers.data.batches import in_order
+from workers.data.files import counts
 
 MOST = 300
 FORMATS = ("parquet", "csv", "tsv.gz")

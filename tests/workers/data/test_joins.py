@@ -14,7 +14,7 @@ from protos.job_pb2 import JobSpec, JoinSpec
 from workers.data import DataError, Dataset, GlobalBatches
 from workers.data.batches import in_order
 from workers.data.check import check
-from workers.data.columns import concatenate
+from workers.data.columns.arrays import concatenate
 
 NAN = float("nan")
 

@@ -15,7 +15,7 @@ import pytest
 from protos.job_pb2 import DataSpec
 from workers.data import Batch, Dataset, GlobalBatches
 from workers.data.batches import in_order
-from workers.data.columns import concatenate
+from workers.data.columns.arrays import concatenate
 
 ROWS = 1000
 LABEL, DENSE, SPARSE = "label", ["row", "gap"], ["word", "row", "word*small"]

@@ -25,7 +25,7 @@ from protos.job_pb2 import DataSpec
 from tests.waiting import wait_until
 from workers.data import Batch, Dataset, GlobalBatches, sharing
 from workers.data.batches import in_order
-from workers.data.columns import Encoder
+from workers.data.columns.arrays import Encoder
 
 ROWS = 2000
 STREAMED: dict[str, Any] = {"cache_bytes": 0, "block_rows": 64, "window_rows": 100}
@@ -61,7 +61,7 @@ WORKER = """
 import json, sys, time
 from protos.job_pb2 import DataSpec
 from workers.data import Dataset, GlobalBatches
-from workers.data.columns import Encoder
+from workers.data.columns.arrays import Encoder
 
 given = json.loads(sys.argv[1])
 parsed, encode = 0, Encoder.encode

@@ -17,7 +17,7 @@ from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
 from ps import LocalTable
 from ps.local.table import save_checkpoint
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 from workers.device.copies import OnHost
 from workers.errors import DivergedError
 from workers.learning.precision import Precision

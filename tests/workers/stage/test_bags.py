@@ -11,7 +11,7 @@ from heterps import PAD, Admission, SparseEmbedding
 from protos.job_pb2 import JobSpec
 from ps import LocalTable
 from tests.workers.stage.in_process import TABLES, Pipeline
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 
 KEYS, DIM, LENGTH, SIZES = 9, 4, 5, (16, 16, 5)
 PLANS = [([5], [1], 1), ([5], [3], 4), ([1, 5], [2, 1], 3), ([1, 3, 5], [2, 3, 1], 5)]

@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.workers.stage.in_process import Pipeline
 from tests.workers.stage.test_equality import KEYS, job_of
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.chain.compiled import compile_layers
 from workers.model.chain.trace import TracedModel

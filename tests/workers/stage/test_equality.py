@@ -19,7 +19,7 @@ from protos.job_pb2 import JobSpec
 from ps import LocalTable
 from tests.workers.stage import reference
 from tests.workers.stage.in_process import Pipeline, Tables, Told
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 from workers.embedding.sparse import SparseEmbedding
 from workers.links import step_sum
 from workers.links.ring import Ring

@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from protos.job_pb2 import JobSpec
 from tests.workers.stage.in_process import Pipeline
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 from workers.learning.optimizers import GroupError, check_groups, make_optimizer
 from workers.model.saved.cut import read_cut, weights_of
 

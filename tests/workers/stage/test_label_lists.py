@@ -10,7 +10,7 @@ from torch.nn import functional as f
 
 from protos.job_pb2 import HeadSpec, JobSpec, LabelListSpec
 from tests.workers.stage.in_process import Pipeline
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 from workers.learning.losses import sample_losses
 from workers.model.objective.loss import job_loss
 from workers.model.objective.metrics import JobMetrics

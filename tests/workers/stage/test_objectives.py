@@ -10,7 +10,7 @@ from torch import nn
 
 from protos.job_pb2 import HeadSpec, JobSpec
 from tests.workers.stage.in_process import Pipeline
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 from workers.learning.objective import Objective, ObjectiveError
 from workers.model.code.entry import ModelError
 from workers.model.objective.curve import LossCurve

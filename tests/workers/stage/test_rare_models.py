@@ -10,7 +10,7 @@ from tests.workers.reverse import Reverse
 from tests.workers.stage import reference
 from tests.workers.stage.in_process import Pipeline
 from tests.workers.stage.running.test_executor import job_of, seeded
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 from workers.embedding.sparse import SparseEmbedding
 
 STEPS, SAMPLES, KEYS = 5, 12, 9

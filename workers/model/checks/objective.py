@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_map
 
 from protos.job_pb2 import JobSpec
 from workers.data.check import splits
-from workers.data.columns import labels_in
+from workers.data.columns.arrays import labels_in
+from workers.data.columns.labels import LABEL
 from workers.data.errors import DataError
-from workers.data.labels import LABEL
 from workers.data.reader import Dataset
 from workers.data.tensors import first_samples, tensors_of
 from workers.learning.objective import (

@@ -16,8 +16,8 @@ from chassis import entries
 from chassis.near import did_you_mean
 from protos.job_pb2 import JobSpec, ModelSpec, TableOptions
 from ps.errors import TableError
+from workers.data.columns.labels import click_label
 from workers.data.errors import DataError
-from workers.data.labels import click_label
 from workers.embedding.sparse import SparseEmbedding
 from workers.embedding.spec import options_of
 

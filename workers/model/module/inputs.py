@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from protos.job_pb2 import DataSpec
-from workers.data.named import named_of
+from workers.data.columns.named import named_of
 from workers.data.tensors import wide
 from workers.model.code.entry import ModelError
 

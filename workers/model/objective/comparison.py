@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from protos.job_pb2 import HeadSpec, JobSpec
-from workers.data.labels import ONE, WEIGHT, label_of
+from workers.data.columns.labels import ONE, WEIGHT, label_of
 from workers.learning.batch_losses import contrastive, in_batch_softmax, pairwise, similarities
 from workers.learning.objective import Labels, ObjectiveError, Outputs, named
 

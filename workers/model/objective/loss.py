@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protos.job_pb2 import HeadSpec, JobSpec
 from protos.losses import OF_WHOLE_BATCHES, of_whole_batches
-from workers.data.labels import NEXT_TOKEN, ONE, WEIGHT, in_lists, label_of
+from workers.data.columns.labels import NEXT_TOKEN, ONE, WEIGHT, in_lists, label_of
 from workers.learning.losses import counted, sample_losses
 from workers.learning.objective import (
     EVERY,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protos.job_pb2 import JobSpec
 from protos.losses import OF_WHOLE_BATCHES
-from workers.data.labels import WEIGHT, in_lists, label_of
+from workers.data.columns.labels import WEIGHT, in_lists, label_of
 from workers.learning.losses import BINARY, held_out, predicted
 from workers.learning.objective import (
     ByName,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path
 
 from protos.job_pb2 import JobSpec
-from workers.data.columns import Encoder
+from workers.data.columns.arrays import Encoder
 from workers.model.code.entry import ModelError
 from workers.model.module.inputs import arguments_of
 from workers.model.module.tried import tried

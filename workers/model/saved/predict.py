@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from protos.job_pb2 import JobSpec
 from workers.data import rows
 from workers.data.batches import evaluation_size
-from workers.data.columns import Batch, Encoder, concatenate
+from workers.data.columns.arrays import Batch, Encoder, concatenate
+from workers.data.columns.labels import labels_of
 from workers.data.errors import DataError
-from workers.data.labels import labels_of
 from workers.data.rows import Rows
 from workers.data.tensors import tensors_of
 from workers.learning.losses import predicted

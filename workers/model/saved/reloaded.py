@@ -18,7 +18,7 @@ from ps.checkpoint.manifest import read_manifest
 from ps.checkpoint.places import open_store
 from ps.checkpoint.tables import load_tables, read_save
 from ps.local.table import LocalTable
-from workers.data.columns import labels_in
+from workers.data.columns.arrays import labels_in
 from workers.embedding.sparse import RowStore, SparseEmbedding
 from workers.errors import DivergedError
 from workers.model.code.entry import job_model

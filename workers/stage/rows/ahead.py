@@ -20,8 +20,8 @@ from chassis.tracing import span
 from protos.job_pb2 import JobSpec
 from ps import ParameterClient
 from ps.client.pull_many import PullMany
+from workers.data.columns.labels import LABEL, click_label
 from workers.data.errors import DataError
-from workers.data.labels import LABEL, click_label
 from workers.device.copies import Staging, Upload
 from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of, unique_keys
 from workers.embedding.spec import EmbeddingSpec

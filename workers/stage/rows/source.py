@@ -12,7 +12,7 @@ from torch import Tensor
 from protos.job_pb2 import JobSpec
 from workers.data import Batch, Dataset
 from workers.data.batches import in_order
-from workers.data.columns import labels_in
+from workers.data.columns.arrays import labels_in
 from workers.data.reader import Split
 from workers.data.tensors import tensors_of
 from workers.device.copies import Upload

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protos.job_pb2 import JobSpec
 from workers.data.batches import evaluation_size
-from workers.data.columns import labels_in
+from workers.data.columns.arrays import labels_in
 from workers.data.reader import Dataset, Split
 from workers.data.tensors import first_samples, tensors_of
 from workers.learning.objective import as_given, named

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from protos.stage_pb2 import FrameKind
-from workers.data.columns import labels_in
+from workers.data.columns.arrays import labels_in
 from workers.device.copies import Upload
 from workers.learning.objective import Objective, total
 from workers.links.frames import BACKWARD, FORWARD, FrameId

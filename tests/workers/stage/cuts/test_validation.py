@@ -18,7 +18,7 @@ from tests.workers.stage import reference
 from tests.workers.stage.cuts.test_cuts import assert_equal, results
 from tests.workers.stage.in_process import TABLES, Pipeline, Tables
 from tests.workers.stage.test_equality import KEYS, wide
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 from workers.errors import BestLostError
 from workers.model.code.entry import ModelError
 from workers.model.saved.cut import CutError, Validated, read_cut

@@ -12,7 +12,7 @@ from protos.job_pb2 import JobSpec
 from ps import LocalTable
 from tests.ps.counted import CountedTable
 from tests.workers.stage.in_process import TABLES, Pipeline
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 
 KEYS, DIM, STEPS, SIZE = 60, 3, 24, 13
 PLANS = [([3], [1], 1), ([3], [3], 4), ([0, 3], [2, 1], 3), ([0, 2, 3], [2, 3, 1], 5)]

@@ -13,7 +13,7 @@ from torch import nn
 from protos.job_pb2 import JobSpec
 from scheduler.problem.steps import Steps, in_flight
 from tests.workers.stage.in_process import Pipeline, most_held
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 from workers.embedding.sparse import SparseEmbedding
 from workers.errors import PeerLostError
 from workers.learning.optimizers import make_optimizer, make_schedule

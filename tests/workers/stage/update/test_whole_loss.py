@@ -16,7 +16,7 @@ from protos.job_pb2 import HeadSpec, JobSpec, ValidateSpec
 from ps import LocalTable
 from tests.workers.stage import reference
 from tests.workers.stage.in_process import Pipeline
-from workers.data.columns import Batch
+from workers.data.columns.arrays import Batch
 from workers.data.tensors import tensors_of
 from workers.embedding.sparse import SparseEmbedding
 from workers.learning.objective import ObjectiveError, total

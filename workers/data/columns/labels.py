@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from protos.job_pb2 import JobSpec
 from protos.losses import CONTRASTIVE, may_lack_labels
+from workers.data.columns.label_lists import LabelLists, check_lengths, label_lists
+from workers.data.columns.lists import Lists, is_list
+from workers.data.columns.named import INTS, Named, named_of
+from workers.data.columns.numbers import LARGEST, is_number, narrow, numbers
 from workers.data.errors import DataError
-from workers.data.label_lists import LabelLists, check_lengths, label_lists
-from workers.data.lists import Lists, is_list
-from workers.data.named import INTS, Named, named_of
-from workers.data.numbers import LARGEST, is_number, narrow, numbers
 
 # Begins the names of what losses read: no value of a traced model has a dot in its name.
 LABEL: Final = "label."

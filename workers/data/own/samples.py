@@ -16,14 +16,14 @@ from torch.utils.data import IterableDataset
 from chassis import scratch
 from chassis.entries import EntryError, load_entry
 from protos.job_pb2 import DataSpec
-from workers.data import remote
-from workers.data.columns import Encoder
+from workers.data.columns.arrays import Encoder
 from workers.data.errors import DataError, column_hint
+from workers.data.files import remote
+from workers.data.files.unit import Unit
+from workers.data.files.values import UNFIT, column_of, plain, same
 from workers.data.joins import Joined
-from workers.data.positions import Position, Positions
-from workers.data.states import decoded, encoded
-from workers.data.unit import Unit
-from workers.data.values import UNFIT, column_of, plain, same
+from workers.data.own.positions import Position, Positions
+from workers.data.own.states import decoded, encoded
 
 KEY: Final = "data.source"
 _UNIT_ROWS = 1024  # of samples that can be asked for by their index

@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from workers.data.errors import DataError
-from workers.data.unit import Unit
-from workers.data.unpacked import COMPRESSIONS, CutShortError, plain
-from workers.data.values import UNFIT, column_of
+from workers.data.files.unit import Unit
+from workers.data.files.unpacked import COMPRESSIONS, CutShortError, plain
+from workers.data.files.values import UNFIT, column_of
 
 ENDINGS: Final = (".tar", *COMPRESSIONS)
 KEY: Final = "__key__"  # the column of the samples' keys

@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from workers.data import files
+from workers.data.columns.lists import as_lists, is_list
 from workers.data.errors import DataError, column_hint
-from workers.data.lists import as_lists, is_list
+from workers.data.files import splits as files
 
 _LARGEST = 2**31 - 1
 

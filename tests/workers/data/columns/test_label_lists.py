@@ -14,8 +14,8 @@ from protos.job_pb2 import ColumnSpec, HeadSpec, JobSpec, LabelListSpec
 from workers.data import DataError, Dataset
 from workers.data.batches import in_order
 from workers.data.check import check
-from workers.data.columns import concatenate
-from workers.data.labels import labels_of
+from workers.data.columns.arrays import concatenate
+from workers.data.columns.labels import labels_of
 
 NAN = float("nan")
 ROWS = 30

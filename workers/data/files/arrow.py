@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 from workers.data.errors import DataError
-from workers.data.unit import Unit
+from workers.data.files.unit import Unit
 
 ENDINGS: Final = (".arrow", ".feather", ".ipc")
 _MAGIC: Final = b"ARROW1"

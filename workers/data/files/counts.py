@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from chassis.files import replace_file
-from workers.data import files
-from workers.data.remote import alone, cache_folder
+from workers.data.files import splits as files
+from workers.data.files.remote import alone, cache_folder
 
 COUNTED_AT_ONCE = 1 << 30  # bytes of text in a split up to which reading is no matter
 _KEPT = 1 << 20  # bytes of text from which on a file is worth an entry

@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protos.job_pb2 import DataSpec
-from workers.data import images
+from workers.data.columns import images
+from workers.data.columns.images import Images
+from workers.data.columns.lists import Lists, innermost, is_list
+from workers.data.columns.numbers import is_number, narrow, numbers, whole
 from workers.data.errors import DataError, column_hint
-from workers.data.images import Images
 from workers.data.keys import PAD, Slot, hash_column, hash_slots
-from workers.data.lists import Lists, innermost, is_list
-from workers.data.numbers import is_number, narrow, numbers, whole
 
 KEY, KEYS, FLOAT, FLOATS, INT = "key", "keys", "float", "floats", "int"
 INTS, MASK, IMAGE = "ints", "mask", "image"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from workers.data.states import decoded, encoded
+from workers.data.own.states import decoded, encoded
 
 
 def same(one, other):

@@ -38,7 +38,7 @@ def write(folder: Path, **columns: object) -> JobSpec:
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
 def test_each_row_keeps_its_labels(tmp_path: Path, cache_bytes: int) -> None:
     job = write(tmp_path)
-    from workers.data.labels import labels_of
+    from workers.data.columns.labels import labels_of
 
     dataset = Dataset(
         job.data, "train", tmp_path, labels=labels_of(job), cache_bytes=cache_bytes, window_rows=20

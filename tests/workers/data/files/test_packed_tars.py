@@ -13,9 +13,11 @@ import pyarrow as pa
 import pytest
 
 from protos.job_pb2 import JobSpec
-from workers.data import DataError, Dataset, GlobalBatches, tar_files, unpacked
+from workers.data import DataError, Dataset, GlobalBatches
 from workers.data.check import check
-from workers.data.remote import cache_folder
+from workers.data.files import tar as tar_files
+from workers.data.files import unpacked
+from workers.data.files.remote import cache_folder
 from workers.model.saved.predict import rows as predicted
 
 ROWS = 300

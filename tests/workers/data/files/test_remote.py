@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from protos.job_pb2 import DataSpec
-from workers.data import Dataset, remote
+from workers.data import Dataset
 from workers.data.batches import in_order
 from workers.data.errors import DataError
+from workers.data.files import remote
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -115,7 +116,7 @@ def test_copies_asked_for_long_ago_make_room(site, tmp_path, monkeypatch):
 _KILLED = """
 import os, signal, sys
 from fsspec.implementations.local import LocalFileSystem
-from workers.data import remote
+from workers.data.files import remote
 
 def killed(self, source, target, **options):
     with open(target, "wb") as part:

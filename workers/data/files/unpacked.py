@@ -14,7 +14,7 @@ from typing import Final
 import pyarrow as pa
 
 from workers.data.errors import DataError
-from workers.data.remote import LIMIT, cache_folder, cache_limit, copy_of, make_room
+from workers.data.files.remote import LIMIT, cache_folder, cache_limit, copy_of, make_room
 
 COMPRESSIONS: Final = {
     ".tar.gz": "gzip",

@@ -10,14 +10,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protos.job_pb2 import DataSpec
-from workers.data import files
+from workers.data.columns.labels import LABEL, ONE, Kind, Label
+from workers.data.columns.named import named_of
+from workers.data.columns.numbers import LARGEST, is_number, narrow, numbers
+from workers.data.columns.tokens import Tokens
 from workers.data.errors import DataError, column_hint
+from workers.data.files import splits as files
+from workers.data.files.unit import Unit
 from workers.data.keys import Slot, has_text, hash_column, hash_slots
-from workers.data.labels import LABEL, ONE, Kind, Label
-from workers.data.named import named_of
-from workers.data.numbers import LARGEST, is_number, narrow, numbers
-from workers.data.tokens import Tokens
-from workers.data.unit import Unit
 
 _HASHED = "a column of numbers, strings, dates or booleans"
 _CHECKED_ROWS = 16384  # at a time

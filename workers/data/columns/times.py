@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from workers.data.numbers import EXACT
+from workers.data.columns.numbers import EXACT
 
 # Of key, value, what was expected and the row among those that were read.
 Error = Callable[[str, object, str, int], Exception]

@@ -12,7 +12,7 @@ from protos.job_pb2 import ColumnSpec, JobSpec
 from workers.data import DataError, Dataset, GlobalBatches
 from workers.data.batches import in_order
 from workers.data.check import check
-from workers.data.columns import concatenate
+from workers.data.columns.arrays import concatenate
 from workers.model.saved.predict import rows as predicted
 
 ROWS, SHAPE = 600, (3, 4, 5)

@@ -1,7 +1,7 @@
 """Positions of an iterable: the nearest one before a row, in bounded memory."""
 
-from workers.data import positions
-from workers.data.positions import Position, Positions
+from workers.data.own import positions
+from workers.data.own.positions import Position, Positions
 
 
 def rows_of(found, rows):

@@ -11,9 +11,10 @@ import pytest
 
 from chassis import scratch
 from protos.job_pb2 import ColumnSpec, JobSpec
-from workers.data import DataError, Dataset, GlobalBatches, own
+from workers.data import DataError, Dataset, GlobalBatches
 from workers.data.batches import in_order
 from workers.data.check import check_all
+from workers.data.own import samples as own
 
 ROWS = 3000
 CODE = """

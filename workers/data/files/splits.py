@@ -14,9 +14,11 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from workers.data import arrow_files, remote, tar_files
 from workers.data.errors import DataError
-from workers.data.unit import Unit
+from workers.data.files import arrow as arrow_files
+from workers.data.files import remote
+from workers.data.files import tar as tar_files
+from workers.data.files.unit import Unit
 
 _SAMPLED_BYTES = 4096  # of a file, at each of three places
 _HEAD_BYTES = 10  # where gzip says when a file was packed

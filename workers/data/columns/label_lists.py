@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 
 from protos.job_pb2 import DataSpec
+from workers.data.columns.lists import Lists, as_lists, innermost, is_list, lengths
+from workers.data.columns.named import Named, named_of
+from workers.data.columns.numbers import is_number
 from workers.data.errors import DataError
-from workers.data.lists import Lists, as_lists, innermost, is_list, lengths
-from workers.data.named import Named, named_of
-from workers.data.numbers import is_number
 
 
 @dataclass(frozen=True, slots=True)

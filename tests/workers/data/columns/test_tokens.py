@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from protos.job_pb2 import DataSpec, JobSpec
 from workers.data import DataError, Dataset, GlobalBatches
 from workers.data.batches import in_order
-from workers.data.columns import labels_in
+from workers.data.columns.arrays import labels_in
 from workers.data.tensors import first_samples, tensors_of
 from workers.model.objective.loss import job_loss
 

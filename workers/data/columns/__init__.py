@@ -1,0 +1,1 @@
+"""Columns of a job's data, each checked and made into arrays."""

@@ -1,0 +1,1 @@
+"""The files of a split: found, fetched, unpacked, and read as Arrow record batches."""

@@ -1,0 +1,1 @@
+"""Samples of a job's own code, and where its iterables can go on."""
