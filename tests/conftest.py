@@ -5,11 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # Several test processes, each with a thread of OpenMP for every core, would mostly spin: half the
 # time of the tests on two cores. Set before anything loads OpenMP; children inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HETERPS_PROFILES", "off")  # what is measured is not to come from before
+
+# How long an example takes depends on what else runs: no test fails by it.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # Files of minutes, begun first: one that is begun last is waited for on one core.
 LONG = (

@@ -134,7 +134,7 @@ def test_dtypes(device: str, dtype: torch.dtype) -> None:
     st.integers(1, 40),
     st.sampled_from(module.ACTIVATIONS),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_shape(counts: list[int], dim: int, hidden: int, activation: str) -> None:
     check(counts, dim, hidden, activation)
 

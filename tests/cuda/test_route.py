@@ -54,7 +54,7 @@ def test_route(device: str, tokens: int, experts: int, k: int, distinct: int) ->
 
 
 @given(st.integers(0, 70), st.integers(1, 40), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_route_any_shape(tokens: int, experts: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, experts))
     logits = random_logits(tokens, experts, data.draw(st.integers(0, 99)), distinct=3)

@@ -164,7 +164,7 @@ def test_experts_of_more_rows_than_a_block_and_wider_than_a_panel() -> None:
     st.integers(1, 3),
     st.data(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_shape(
     tokens: int,
     experts: int,

@@ -20,9 +20,7 @@ HIDDEN = frozenset(
     )
 )
 KEYS = sorted(dotted_keys(JobSpec.DESCRIPTOR, HIDDEN))
-QUICK = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def problems(job: Path, *overrides: str) -> tuple[str, ...]:

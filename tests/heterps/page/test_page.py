@@ -151,7 +151,7 @@ texts = st.text(min_size=1, max_size=12) | st.sampled_from(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(texts, min_size=10, max_size=10, unique=True), texts, texts)
 def test_a_name_is_never_markup(layers: list[str], title: str, reason: str) -> None:
     base = replace(full(), reasons=("because",), pin={full().workload.layers[0].name: "cpu"})

@@ -13,7 +13,7 @@ key_lists = st.lists(st.one_of(st.integers(0, 20), st.integers(0, 2**64 - 1)), m
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(key_lists)
 def test_unique_keeps_first_occurrences(keys: np.ndarray) -> None:
     unique, inverse = _native.unique(keys)
@@ -28,7 +28,7 @@ def test_unique_of_many() -> None:
     np.testing.assert_array_equal(unique[inverse][200_000:], keys)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(key_lists, st.integers(1, 1024))
 def test_partition_covers_and_is_stable(keys: np.ndarray, shards: int) -> None:
     parts = _native.partition(keys, default_route(shards), shards)
@@ -64,7 +64,7 @@ def test_partition_follows_the_route() -> None:
         _native.partition(keys, route, 4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(key_lists, st.integers(1, 1024))
 def test_a_plan_has_each_key_once_by_shard(keys: np.ndarray, shards: int) -> None:
     route = default_route(shards)
@@ -204,7 +204,7 @@ def test_narrow_keys() -> None:
     assert _native.narrow_keys(keys[:0]) == b""
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 9000), max_size=300))
 def test_window_applies_each_sequence_once(sequences: list[int]) -> None:
     window = _native.Window()
@@ -241,7 +241,7 @@ def test_an_unmarked_push_may_come_again() -> None:
     assert [window.mark("c", 1, s) for s in (1, 2, 3)] == [1, 0, 1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 2), st.integers(0, 6000))))
 def test_merged_windows_know_what_either_knew(marks: list[tuple[int, int, int]]) -> None:
     windows = (_native.Window(), _native.Window())

@@ -87,7 +87,7 @@ class Twin:
                 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_steps_of_any_parts_are_the_references(shards: LocalShards, data: st.DataObject) -> None:
     """Parts staged in any order, some of them again; some steps dropped."""

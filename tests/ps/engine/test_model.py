@@ -271,7 +271,6 @@ class CountingMachine(Machine):
 _SETTINGS = settings(
     max_examples=30,
     stateful_step_count=30,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

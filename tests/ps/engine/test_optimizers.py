@@ -262,7 +262,7 @@ extreme = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from([*CASES, *(r | {"epsilon": 0.0} for r in (ADAGRAD, ROWWISE, ADAM))]),
     st.lists(st.lists(extreme, min_size=3, max_size=3), min_size=1, max_size=3),
@@ -322,7 +322,7 @@ def test_l1_gives_exact_zeros() -> None:
     np.testing.assert_allclose(got[2:], [-expected, expected], rtol=16 * EPS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=7, max_size=7))
 def test_a_clipped_gradient_keeps_its_direction(values: list[float]) -> None:
     options = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}

@@ -54,7 +54,7 @@ def test_every_float16_and_what_lies_between(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40)
 )

@@ -142,7 +142,7 @@ class Model(RuleBasedStateMachine):
         }
 
 
-Model.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Model.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestModel = Model.TestCase
 
 

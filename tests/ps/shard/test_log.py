@@ -130,7 +130,7 @@ def places(draw: st.DrawFn, path: Path) -> int:
     return draw(st.integers(at + HEAD_BYTES, end - 1))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(data=st.data())
 def test_a_flipped_bit_loses_nothing_in_silence(made: list[Made], data: st.DataObject) -> None:
     whole = data.draw(st.sampled_from(made))

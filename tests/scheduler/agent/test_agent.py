@@ -57,7 +57,7 @@ def test_probabilities_are_along_the_plan(example: CostModel) -> None:
     assert len(drawn.values) == example.num_layers
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(problems(layers=6))
 def test_a_plan_wherever_there_is_one(drawn: tuple[CostModel, float]) -> None:
     problem, floor = drawn
@@ -113,7 +113,7 @@ def test_fine_tuning_never_makes_it_worse(
     assert not list(tmp_path.glob("SB3*"))  # no logs of the learning are left
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(problems(layers=6), st.sampled_from([1, 4, 16]))
 def test_a_plan_by_simulated_steps_wherever_there_is_one(
     drawn: tuple[CostModel, float], micro_batches: int

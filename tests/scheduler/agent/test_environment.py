@@ -15,7 +15,7 @@ from scheduler.engine._planner import LAYER_FEATURES, STATE_FEATURES, Episodes, 
 from scheduler.problem.cost import CostModel
 from tests.scheduler.instances import cost, model, problems, resources, workload
 
-SLOW = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=120, suppress_health_check=list(HealthCheck))
 
 
 def environment(problem: CostModel, floor: float) -> PlacementEnv:

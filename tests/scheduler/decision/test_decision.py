@@ -96,14 +96,14 @@ def decisions(draw: st.DrawFn) -> Decision:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(decisions())
 def test_json_keeps_everything(decision: Decision) -> None:
     text = json.dumps(decision.to_json(inputs=True), allow_nan=False)
     assert Decision.from_json(json.loads(text)) == decision
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(decisions())
 def test_a_message_keeps_everything(decision: Decision) -> None:
     message = pb.Decision.FromString(decision.to_message().SerializeToString())

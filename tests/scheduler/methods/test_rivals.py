@@ -64,7 +64,7 @@ def optimum(eight: Problem) -> float:
     return found.plan.cost
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(layers=4, limit=5))
 def test_brute_is_the_optimum(drawn: tuple[CostModel, float]) -> None:
     problem, floor = drawn
@@ -78,7 +78,7 @@ def test_brute_is_the_optimum(drawn: tuple[CostModel, float]) -> None:
         assert found.plan.throughput >= floor
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(problems(layers=4, limit=5))
 def test_no_rival_beats_the_optimum_and_what_it_calls_feasible_is(
     drawn: tuple[CostModel, float],
@@ -241,7 +241,7 @@ def test_greedy_takes_the_cheapest_type_layer_by_layer(eight: Problem) -> None:
     assert found.evaluations <= 8 * 2 + 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(layers=4, limit=5))
 def test_shortfall_is_zero_where_the_demands_are_met(drawn: tuple[CostModel, float]) -> None:
     problem = Problem(*drawn)

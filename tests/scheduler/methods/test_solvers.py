@@ -43,7 +43,7 @@ def _capped(problem: CostModel, cap: float) -> CostModel:
 CAPS = st.sampled_from([np.inf, np.inf, 0.5, 1.0, 3.0, 8.0])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problems(layers=4, limit=5), CAPS)
 def test_exact_equals_brute_force(drawn: tuple[CostModel, float], cap: float) -> None:
     """Every assignment, provisioned; shared limits, memory, server cores and the cap bind."""
@@ -64,7 +64,7 @@ def test_exact_equals_brute_force(drawn: tuple[CostModel, float], cap: float) ->
         assert solution.lower_bound == np.inf
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(layers=3, limit=3), CAPS, st.integers(0, 2), st.sampled_from([0.1, 1.0, 30.0]))
 def test_exact_equals_every_assignment_with_every_units(
     drawn: tuple[CostModel, float], cap: float, per_host: int, weight_bytes: float
@@ -145,7 +145,7 @@ def test_exact_equals_brute_force_where_everything_binds(seed: int) -> None:
         assert solution.plan is None or not solution.plan.feasible
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(problems(layers=5, limit=5))
 def test_no_rule_beats_exact(drawn: tuple[CostModel, float]) -> None:
     problem, floor = drawn

@@ -47,7 +47,7 @@ def brute(work: dict[str, Any], offer: dict[str, Any], floor: float, bounds: Bou
     return best
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(TIMES, TIMES), min_size=1, max_size=3),
     st.sampled_from([0.0, 20.0, 100.0, 400.0]),

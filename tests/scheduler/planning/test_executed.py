@@ -47,7 +47,7 @@ def _stepped(
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     problems(layers=4, limit=3),
     st.integers(0, 1),
@@ -86,7 +86,7 @@ def test_simulated_steps_are_solved_exactly(
         assert solution.plan.cost == pytest.approx(best, rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     problems(layers=7, limit=6),
     st.integers(1, 17),
@@ -308,7 +308,7 @@ def test_more_staleness_than_memory_holds_is_no_reason_against_a_plan(
         assert (free.stages, free.plan.staleness) == (least.stages, 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     problems(layers=3, limit=3),
     st.lists(st.sampled_from([0.0, 3.0, 6.0, 12.0]), min_size=3, max_size=3),
@@ -377,7 +377,7 @@ def test_micro_batches_that_are_chosen_are_nearly_of_a_size(batch: int, stalenes
     assert -(-batch // parts) * parts <= 1.05 * batch
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(layers=3, limit=4), st.integers(1, 6))
 def test_workers_in_lockstep_have_as_many_micro_batches_each(
     drawn: tuple[CostModel, float], parts: int

@@ -50,7 +50,7 @@ def _paces(forwards: list[int], parts: int, staleness: int) -> list[float]:
     return paces
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     st.lists(st.integers(1, 3), min_size=2, max_size=3),
     st.sampled_from([1, 2, 4]),

@@ -30,7 +30,7 @@ def test_the_curve_runs_from_the_cheapest_to_the_fastest() -> None:
 
 
 @given(problems(layers=3, limit=3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_plan_at_all_beats_a_proven_point(problem: tuple[CostModel, float]) -> None:
     model, _ = problem
     curve = frontier(model, points=6, seconds=5)

@@ -70,7 +70,7 @@ def _cut(drawn: CostModel, uncut: list[bool]) -> CostModel:
     return CostModel(work, drawn.resources, cuts=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(problems(layers=4, limit=3), st.lists(st.sampled_from([False, False, True]), max_size=3))
 def test_exact_is_the_best_of_all_cuts(drawn: tuple[CostModel, float], uncut: list[bool]) -> None:
     model, floor = _cut(drawn[0], uncut), drawn[1]

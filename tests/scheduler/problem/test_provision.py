@@ -13,7 +13,7 @@ from scheduler.problem.workload import Resources, Workload
 from tests.scheduler.instances import cost, every_plan, model, problems, resources, workload
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(problems(layers=4, limit=6), st.randoms(use_true_random=False))
 def test_equals_brute_force(problem: tuple[CostModel, float], random: object) -> None:
     """Over random placements, with shared limits, memory, parameter-server cores and a floor."""

@@ -41,7 +41,7 @@ _ways = st.sampled_from([0, 2, 6])
 _delays = st.lists(st.sampled_from([0, 0, 3, 8]), min_size=4, max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     _stages, st.integers(1, 7), st.integers(0, 2), st.integers(1, 5), _ways, st.booleans(), _delays
 )
@@ -65,7 +65,7 @@ def test_simulation_equals_one_in_ticks(
     assert found == pytest.approx(between)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_stages, st.integers(1, 9), _ways, st.booleans(), _delays)
 def test_no_step_is_faster_than_its_bound(
     stages: Stages, micro_batches: int, way: int, whole: bool, delays: list[int]
@@ -78,7 +78,7 @@ def test_no_step_is_faster_than_its_bound(
     assert bound <= taken * (1 + 1e-12)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(_many, st.integers(1, 18), _ways, st.booleans())
 def test_no_step_of_many_stages_is_faster_than_its_bound(
     stages: Stages, micro_batches: int, way: int, whole: bool
@@ -191,7 +191,7 @@ _layers = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     _layers,
     st.sampled_from([4, 8, 16]),

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler import Decision, plan
@@ -78,7 +78,6 @@ def two() -> Decision:
     return decided(*TWO, l2="gpu")
 
 
-@settings(deadline=None)
 @given(st.floats(0.1, 10.0), st.floats(0.1, 10.0))
 def test_each_stage_computes_as_long_as_it_was_measured_to(first: float, second: float) -> None:
     decision = two()

@@ -71,7 +71,7 @@ def test_moving_costs_the_units_of_both_plans() -> None:
     assert propose(decision, measured(decision, 1.0, 10.0), moving=NEXT_RUN).moving_cost == 0.0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.floats(0.2, 20.0), st.floats(0.2, 20.0), st.floats(0.0, 8.0), st.floats(0.0, 4.0))
 def test_nothing_is_proposed_that_does_not_pay(
     first: float, second: float, hours: float, margin: float

@@ -46,7 +46,7 @@ def _training(
     return Training(made, micro_batches, staleness, micro_batches, whole_batch=whole)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     _stages,
     st.integers(1, 7),
@@ -71,7 +71,7 @@ def test_without_anything_besides_it_is_the_promises_simulation(
     assert found.backwards == steps * micro_batches * len(stages)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(*[st.integers(1, 4)] * 3, st.sampled_from([2, 4]), st.integers(1, 4)),
@@ -93,7 +93,7 @@ def test_it_is_one_in_ticks_that_shares_nothing_with_it(
 _seconds = st.integers(1, 9973).map(lambda n: n / 997)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     slow=st.lists(_seconds, min_size=1, max_size=4, unique=True),
     micro_batches=st.integers(1, 6),
@@ -271,7 +271,7 @@ _any_training = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_any_training, st.integers(1, 12), st.integers(0, 3))
 def test_nothing_is_lost_and_nothing_made_up(training: Training, steps: int, seed: int) -> None:
     found = simulate(training, steps, warm=0, seed=seed)
@@ -292,7 +292,7 @@ def test_nothing_is_lost_and_nothing_made_up(training: Training, steps: int, see
         assert found.spent["lost"] == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_any_training, st.integers(1, 8), st.integers(0, 3))
 def test_a_seed_gives_one_run(training: Training, steps: int, seed: int) -> None:
     first, second = (simulate(training, steps, seed=seed) for _ in range(2))
@@ -305,7 +305,7 @@ def test_another_seed_gives_another_run() -> None:
     assert simulate(training, 9).step_s.tolist() != simulate(training, 9, seed=1).step_s.tolist()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 5),
     st.integers(1, 8),

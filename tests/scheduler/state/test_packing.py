@@ -84,7 +84,7 @@ def _least(groups: list[Group], rooms: list[int]) -> int | None:
     return best
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=3),
     st.lists(st.integers(1, 4), min_size=1, max_size=3),

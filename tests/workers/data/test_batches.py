@@ -69,7 +69,7 @@ def epochs_of(batches: GlobalBatches) -> list[list[int]]:
     return [joined(steps[first : first + size]) for first in range(0, len(steps), size)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, MOST),
     batch_size=st.integers(1, 120),

@@ -59,9 +59,7 @@ KEYS = st.one_of(st.none(), st.integers(0, 4))
 WHEN = st.integers(-3, 6)
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(st.tuples(KEYS, WHEN), min_size=1, max_size=25),
     others=st.lists(st.tuples(KEYS, WHEN), max_size=25),

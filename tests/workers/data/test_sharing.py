@@ -218,9 +218,7 @@ def test_jobs_do_not_mix(
     assert len(list(shared.iterdir())) == 3  # a lock, and two splits
 
 
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     width=st.integers(1, 5),
     batch_size=st.integers(20, 700),

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -76,7 +76,6 @@ def any_bags(draw):
     return np.where(random.random(shape) < there, keys, PAD), draw(st.sampled_from([1, 8, 65]))
 
 
-@settings(deadline=None)
 @given(any_bags(), st.sampled_from(["sum", "mean", "max"]))
 def test_any_bags_are_those_of_a_loop(bags, pooling):
     keys, dim = bags

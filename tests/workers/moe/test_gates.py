@@ -216,7 +216,7 @@ def test_equals_its_definition(name: str, tokens: int, experts: int, k: int) -> 
 
 
 @given(tokens=st.integers(0, 20), experts=st.integers(1, 6), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_shape_and_option_equals_its_definition(
     tokens: int, experts: int, data: st.DataObject
 ) -> None:

@@ -81,7 +81,7 @@ def random_tokens(tokens: int, dim: int, seed: int = 0) -> Tensor:
     capacity_factor=st.sampled_from([None, 0.5, 1.0, 1.25]),
     data=st.data(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_equals_the_reference(
     tokens: int, dim: int, experts: int, hidden: int, capacity_factor: float | None, data: Any
 ) -> None:

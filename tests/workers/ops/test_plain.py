@@ -24,7 +24,7 @@ def plainly(name, *arguments):
     return PLAIN[f"heterps.{name}.default"](*arguments)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**31), st.data())
 def test_experts_are_chosen_alike_equal_and_missing_numbers_too(tokens, experts, seed, data):
     k = data.draw(st.integers(1, experts))

@@ -220,14 +220,14 @@ def check(case, tolerance):
         )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_any_plan_trains_as_plain_pytorch(case):
     check(case, 2e-5)
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_many_plans_train_as_plain_pytorch(case):
     check(case, 2e-5)

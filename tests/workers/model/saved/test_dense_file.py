@@ -40,7 +40,7 @@ tensors = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tensors)
 def test_a_file_is_what_safetensors_reads(state: dict[str, Tensor]) -> None:
     data = b"".join(chunks_of(state))

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from heterps import MoE, load, offload
@@ -37,7 +37,6 @@ def trace_of(sets: list[set[int]], layers: int = 1) -> Trace:
 calls = st.lists(st.sets(st.integers(0, _EXPERTS - 1), min_size=1, max_size=3), max_size=14)
 
 
-@settings(deadline=None)
 @given(sets=calls, slots=st.integers(3, 6), layers=st.integers(1, 3))
 def test_belady_reads_the_least_that_can_be(sets: list[set[int]], slots: int, layers: int) -> None:
     needed = list(trace_of(sets, layers).keys())
@@ -71,7 +70,6 @@ def test_belady_reads_the_least_that_can_be(sets: list[set[int]], slots: int, la
         assert replay(trace_of(sets, layers), slots, policy).misses >= outcome.misses
 
 
-@settings(deadline=None)
 @given(sets=calls, slots=st.integers(3, 6), policy=st.sampled_from(sorted(POLICIES)))
 def test_policies_do_what_they_say(sets: list[set[int]], slots: int, policy: str) -> None:
     """Against lists and counts: for each victim all in memory are looked at."""
@@ -116,7 +114,6 @@ def test_policies_do_what_they_say(sets: list[set[int]], slots: int, policy: str
     assert replay(trace_of(sets), slots, policy).misses == misses
 
 
-@settings(deadline=None)
 @given(
     steps=st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=60),
     period=st.integers(1, 5),

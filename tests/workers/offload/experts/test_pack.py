@@ -54,7 +54,7 @@ def expected(model: Model) -> dict[tuple[str, int], dict[str, Tensor]]:
     return found
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     dim=st.integers(1, 40),
     hidden=st.integers(1, 70),

@@ -58,7 +58,7 @@ class Model(nn.Module):
         return x
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     dim=st.integers(1, 3).map(lambda n: 16 * n),
     hidden=st.integers(1, 4).map(lambda n: 16 * n),
@@ -183,7 +183,6 @@ def test_a_ring_gives_what_the_disk_has_however_slow_and_in_any_order(
         assert memory >= 14 or ring.strays > 0
 
 
-@settings(deadline=None)
 @given(
     counts=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), min_size=1, max_size=6),
     memory=st.integers(2, 200),

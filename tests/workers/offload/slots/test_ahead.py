@@ -47,7 +47,7 @@ calls = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     calls=calls,
     slots=st.integers(1, 9),

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from heterps import MoE, pack_experts
@@ -22,7 +22,6 @@ from workers.offload.experts.packed import PackedExperts, aligned
 from workers.offload.slots.readers import Read, Readers
 
 
-@settings(deadline=None)
 @given(data=st.binary(max_size=300), at=st.integers(0, 20))
 def test_the_checksum_is_that_of_zlib(data: bytes, at: int) -> None:
     assert _reads.checksum(data) == crc32(data)

@@ -91,7 +91,7 @@ calls = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     calls=calls,
     slots=st.integers(1, 9),
@@ -147,7 +147,6 @@ def test_what_comes_is_what_was_left(
             assert float(whole.expert(str(layer), e)["steps"]) == mark
 
 
-@settings(deadline=None)
 @given(
     calls=st.lists(
         st.tuples(st.sets(st.integers(0, 9)), st.lists(st.integers(0, 9), unique=True)),

@@ -93,7 +93,7 @@ def extent_of(model: nn.Module, kind: str) -> int:
     return -(-(states * largest + 64 * 9 + 8) // 4096) * 4096
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     dim=st.integers(1, 40),
     hidden=st.integers(1, 40),

@@ -96,14 +96,14 @@ def check(folder, case, other, which):
         assert_close(found, case.reference(), 2e-5)
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(cases(), cases(), st.integers(0, 100))
 def test_any_cut_goes_on_under_any_plan(tmp_path_factory, case, other, which):
     check(tmp_path_factory.mktemp("cuts"), case, other, which)
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(cases(), cases(), st.integers(0, 100))
 def test_many_cuts_go_on_under_any_plan(tmp_path_factory, case, other, which):
     check(tmp_path_factory.mktemp("cuts"), case, other, which)

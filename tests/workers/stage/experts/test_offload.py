@@ -96,7 +96,7 @@ def mixtures(draw):
     return replace(case, experts=draw(st.integers(3, 6)))
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(mixtures(), st.integers(1, 7), st.sampled_from(sorted(POLICIES)), st.integers(1, 3))
 def test_any_plan_trains_as_with_experts_in_memory(tmp_path_factory, case, slots, policy, readers):
     folder = tmp_path_factory.mktemp("experts")
@@ -115,7 +115,7 @@ def test_any_plan_trains_as_with_experts_in_memory(tmp_path_factory, case, slots
     assert not [*folder.iterdir()]
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, suppress_health_check=list(HealthCheck))
 @given(mixtures(), cases(), st.integers(0, 100), st.booleans(), st.booleans())
 def test_any_cut_goes_on_with_and_without(tmp_path_factory, case, other, which, before, after):
     """Taken with experts out of memory or in it, and gone on from either way, by any plan."""
