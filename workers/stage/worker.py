@@ -13,6 +13,7 @@ from pathlib import Path
 from chassis import process
 from chassis.channels import RpcError
 from chassis.logs import log_fields
+from chassis.memory import release_buffers
 from protos.generations import keeps_cuts, keeps_state, may_be_replaced
 from protos.naming import kept_with
 from protos.node_pb2 import LaunchRequest
@@ -311,8 +312,10 @@ class Worker:
         if parts.callbacks is not None:
             parts.callbacks.measured(results)
             parts.callbacks.end(told(diverged) if diverged is not None else "")
+        release_buffers()  # of training: who saves has all layers' weights beside its own
         output = self._save(parts, saved, results, best)
         if diverged is None:
+            release_buffers()
             check_saved(self._share, parts.client, output, measured)
             reporter.send("done", metrics=results, output=output)
             moved = self._service.session.generation or self._launch.resume

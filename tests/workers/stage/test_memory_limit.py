@@ -92,7 +92,7 @@ def machine(number: int, size: int) -> Iterator[Path]:
     """A group whose processes are killed where they take more than `size` bytes together."""
     root, limit = groups()
     group = root / f"heterps-test-{os.getpid()}-{number}"
-    group.mkdir()
+    group.mkdir(exist_ok=True)  # of a test that failed
     try:
         (group / limit).write_text(str(size))
         yield group

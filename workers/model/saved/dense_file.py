@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-_CHUNK = 16 << 20  # bytes
+_CHUNK, _READ = 16 << 20, 1 << 20  # bytes
 _HEADER_LENGTH = 8  # bytes, little-endian
 _HEADER_MULTIPLE = 8  # of its length
 
@@ -68,7 +68,7 @@ def read_from(stream: BinaryIO, accept: Callable[[str], object]) -> dict[str, Te
         path = Path(folder, "weights")
         with ExitStack() as opened:
             copy = None if _lies_on_disk(stream) else opened.enter_context(path.open("wb"))
-            while chunk := stream.read(_CHUNK):
+            while chunk := stream.read(_READ):
                 digest.update(chunk)
                 if copy is not None:
                     copy.write(chunk)

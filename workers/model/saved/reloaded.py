@@ -31,7 +31,7 @@ from workers.moe.layer import MoE
 _log = logging.getLogger("heterps.stage")
 MOST_TABLE_BYTES = 256 << 20  # beyond which rows are asked of the shards that have saved them
 _ROWS_AT_ONCE = 65536
-_VALUES_AT_ONCE = 1 << 22
+_VALUES_AT_ONCE = 1 << 18
 _ROUTED_ELSEWHERE = 0.01  # share of samples that rounding may send to another expert
 
 
