@@ -815,6 +815,7 @@ class Decision(_message.Message):
     STALENESS_FIELD_NUMBER: _builtins.int
     OVERHEAD_FIELD_NUMBER: _builtins.int
     LOST_SHARE_FIELD_NUMBER: _builtins.int
+    FINISH_BY_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     feasible: _builtins.bool
     reason: _builtins.str
@@ -849,6 +850,8 @@ class Decision(_message.Message):
     """share of the time by which the plan exceeds its floor"""
     lost_share: _builtins.float
     """hours lost to interruptions for an hour trained"""
+    finish_by: _builtins.float
+    """hours: the deadline that is in the floor; 0 for none"""
     @_builtins.property
     def assignment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -925,10 +928,11 @@ class Decision(_message.Message):
         staleness: _builtins.int | None = ...,
         overhead: _builtins.float = ...,
         lost_share: _builtins.float = ...,
+        finish_by: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "measured", b"measured", "resources", b"resources", "staleness", b"staleness", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "alternatives", b"alternatives", "assignment", b"assignment", "cost", b"cost", "created_at", b"created_at", "excluded", b"excluded", "feasible", b"feasible", "gap", b"gap", "input_hash", b"input_hash", "lost_share", b"lost_share", "lower_bound", b"lower_bound", "max_price_per_hour", b"max_price_per_hour", "max_throughput", b"max_throughput", "measured", b"measured", "method", b"method", "micro_batches", b"micro_batches", "min_throughput", b"min_throughput", "overhead", b"overhead", "pareto", b"pareto", "pin", b"pin", "price_per_hour", b"price_per_hour", "probabilities", b"probabilities", "proven", b"proven", "ps_units", b"ps_units", "reason", b"reason", "reasons", b"reasons", "relaxations", b"relaxations", "resources", b"resources", "seconds", b"seconds", "seed", b"seed", "stages", b"stages", "staleness", b"staleness", "throughput", b"throughput", "training", b"training", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "alternatives", b"alternatives", "assignment", b"assignment", "cost", b"cost", "created_at", b"created_at", "excluded", b"excluded", "feasible", b"feasible", "finish_by", b"finish_by", "gap", b"gap", "input_hash", b"input_hash", "lost_share", b"lost_share", "lower_bound", b"lower_bound", "max_price_per_hour", b"max_price_per_hour", "max_throughput", b"max_throughput", "measured", b"measured", "method", b"method", "micro_batches", b"micro_batches", "min_throughput", b"min_throughput", "overhead", b"overhead", "pareto", b"pareto", "pin", b"pin", "price_per_hour", b"price_per_hour", "probabilities", b"probabilities", "proven", b"proven", "ps_units", b"ps_units", "reason", b"reason", "reasons", b"reasons", "relaxations", b"relaxations", "resources", b"resources", "seconds", b"seconds", "seed", b"seed", "stages", b"stages", "staleness", b"staleness", "throughput", b"throughput", "training", b"training", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015

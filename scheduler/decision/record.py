@@ -99,6 +99,7 @@ class Decision:
     are filled where no plan meets the demands, the cheapest first. `overhead` is the share of the
     time that the executor takes besides, by which the plan exceeds a floor: its throughput is at
     least min_throughput / (1 - overhead), and a job's is to be that of the plan less that share.
+    `finish_by` are the hours of the deadline that is in `min_throughput`, 0 for none.
     """
 
     method: str
@@ -127,6 +128,7 @@ class Decision:
     versions: Mapping[str, str] = field(default_factory=dict)
     created_at: float = 0.0
     overhead: float = field(default=0.0, metadata=mapper.OPTIONAL)
+    finish_by: float = field(default=0.0, metadata=mapper.OPTIONAL)
 
     DERIVED: ClassVar = ("floor_met",)
 
@@ -157,9 +159,9 @@ class Decision:
 
     @property
     def demands(self) -> Demands:
-        """What it was made under; a deadline is in the floor."""
+        """What it was made under."""
         cap = self.max_price_per_hour or math.inf
-        return Demands(self.min_throughput, cap, dict(self.pin), self.excluded)
+        return Demands(self.min_throughput, cap, dict(self.pin), self.excluded, self.finish_by)
 
     def model(self, workload: Workload, resources: Resources) -> CostModel:
         """The cost model of workload and resources under its demands, with cuts if it has some."""

@@ -42,7 +42,7 @@ class Question:
         self.resources: Resources = decision.resources
         self.min_throughput = decision.min_throughput
         self.max_price_per_hour = decision.max_price_per_hour
-        self.finish_by = 0.0
+        self.finish_by = decision.finish_by
         self.pin = dict(decision.pin)
         self.excluded = list(decision.excluded)
 

@@ -117,6 +117,7 @@ def _decision(model: CostModel, demands: Demands, seed: int, answer: Answer) -> 
         input_hash=input_hash(model.workload, model.resources, demands),
         versions=versions(bench.policy if bench else ""),
         created_at=time.time(),
+        finish_by=demands.finish_by,
     )
     if not found.feasible:
         decision = _infeasible(decision, model, demands, answer)

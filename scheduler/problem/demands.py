@@ -111,6 +111,7 @@ class Demands:
             "max_price_per_hour": self.cap,
             "pin": dict(sorted(self.pin.items())),
             "excluded": sorted(self.excluded),
+            **({"finish_by": self.finish_by} if self.finish_by else {}),
         }
 
 

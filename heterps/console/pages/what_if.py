@@ -141,7 +141,7 @@ def _as_decided(decision: "Decision") -> dict[str, str]:
     found = {
         "min-throughput": f"{floor:.12g}" if floor else "",
         "max-price": f"{cap:.12g}" if cap else "",
-        "finish-by": "",
+        "finish-by": f"{decision.finish_by:.12g}" if decision.finish_by else "",
         "method": decision.method if decision.method in OFFERED else "exact",
     }
     for kind in decision.resources.types if decision.resources else ():

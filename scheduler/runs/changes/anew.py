@@ -172,6 +172,7 @@ def for_job(rest: Decision, before: Decision) -> Decision:
     for point in found.pareto:
         point.cost *= factor
     found.min_throughput = before.min_throughput
+    found.finish_by = before.finish_by
     return found
 
 

@@ -72,6 +72,7 @@ def sure_plan(decision: Decision, finish_by_hours: float) -> Decision | None:
         if found.feasible:
             message = found.to_message()
             message.min_throughput = decision.min_throughput
+            message.finish_by = decision.finish_by
             return message
     return None
 

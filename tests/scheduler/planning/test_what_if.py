@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from scheduler import InputError, load_resources, load_workload, plan, what_if
-from tests.scheduler.instances import EXAMPLE
+from scheduler import Decision, InputError, load_resources, load_workload, plan, what_if
+from tests.scheduler.instances import EXAMPLE, cost, resources, workload
 
 WORK = load_workload(EXAMPLE / "workload.yaml")
 OFFER = load_resources(EXAMPLE / "resources.yaml")
@@ -76,6 +76,26 @@ def test_demands_are_set_and_lifted() -> None:
     allowed = what_if(what_if(BEFORE, {"exclude": "t4"}).after, {"allow": "t4"}).after
     assert allowed.excluded == ()
     assert allowed.cost == pytest.approx(BEFORE.cost)
+
+
+def test_a_deadline_stays_one() -> None:
+    layer = {"cpu": cost(1.0), "spot": cost(1.0)}
+    offer = resources(cpu=(1.0, 10), spot=(0.1, 40))
+    offer["types"][1].update(interruptions_per_hour=0.5, recovery_s=1.0)
+    before = plan(workload(layer), offer, None, "exact", finish_by=1.2)
+    assert before.assignment == ("spot",)
+    same = what_if(Decision.from_json(before.to_json(inputs=True)), {"spot.price": 0.1}).after
+    assert (same.stages, same.input_hash) == (before.stages, before.input_hash)
+    # Without these, nothing would make up for what is lost.
+    refused = what_if(before, {"cpu.limit": 8}).after
+    assert refused.plan.reason.startswith("finish_by: units that are never taken away")
+    assert not what_if(refused, {"spot.price": 0.05}).after.feasible
+    assert what_if(refused, {"finish-by": 2}).after.feasible
+    assert what_if(refused, {"finish-by": 0}).after.feasible
+    assert not what_if(refused, {"min-throughput": 0}).after.feasible
+    floor = plan(workload(layer), offer, before.min_throughput, "exact")
+    assert floor.input_hash != before.input_hash
+    assert what_if(floor, {"cpu.limit": 8}).after.feasible
 
 
 def test_what_is_no_longer_possible_says_so() -> None:
