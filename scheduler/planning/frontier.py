@@ -16,6 +16,7 @@ from scheduler.problem.cost import TOLERANCE, CostModel
 from scheduler.problem.demands import Demands, Pin
 from scheduler.problem.inputs import ResourcesLike, WorkloadLike, as_resources, as_workload
 from scheduler.problem.plan import Plan
+from scheduler.problem.threads import cut
 
 POINTS = 20
 _LEAST_S = 0.01  # of the solver for one point
@@ -59,6 +60,7 @@ def pareto(
         InputError: an argument that cannot be used, naming key, value and what was expected.
     """
     workload, resources = as_workload(workload), as_resources(resources)
+    resources = cut(resources, workload)
     demands = Demands.check(workload, None, max_price_per_hour, None, pin, exclude)
     return frontier(demands.model(workload, resources), points, seconds)
 

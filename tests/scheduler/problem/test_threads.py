@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protos.decision_pb2 import ResourceType as Message
-from scheduler import InputError, Resources, Workload, plan
+from scheduler import InputError, Resources, Workload, pareto, plan
 from scheduler.problem.mapper import of_message, to_fields
 from scheduler.problem.threads import choices, cut, cut_message, node_units
 from tests.scheduler.instances import cost, resources, workload
@@ -73,6 +73,14 @@ def test_a_bad_list_is_refused(change: dict[str, Any], says: str) -> None:
         kind["threads_any"] = [1, 2]
     with pytest.raises(InputError, match="expected at most one type with it"):
         Resources.parse(two)
+
+
+def test_the_curve_is_of_the_units_that_a_plan_has() -> None:
+    work, offer = workload({"cpu": cost(1.0)}, threads={"cpu": 4}), _open(1, 4)
+    decision = plan(work, offer, method="exact", pareto=True)
+    assert pareto(work, offer) == decision.pareto
+    with pytest.raises(InputError, match=r"threads.cpu: .* with 1: expected 2 or 4"):
+        pareto(workload({"cpu": cost(1.0)}), _open(2, 4))
 
 
 def test_costs_of_a_number_that_is_not_in_the_list_are_refused() -> None:
