@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from scheduler.problem.cost import CostModel
 from scheduler.problem.demands import Demands
 from scheduler.problem.fields import InputError, read_file
 from scheduler.problem.plan import Plan, PlanStage
+from scheduler.problem.steps import Steps
 from scheduler.problem.workload import Resources, Workload
 
 STEADY = 100  # steps whose mean says whether a floor was met
@@ -163,11 +164,21 @@ class Decision:
         cap = self.max_price_per_hour or math.inf
         return Demands(self.min_throughput, cap, dict(self.pin), self.excluded, self.finish_by)
 
-    def model(self, workload: Workload, resources: Resources) -> CostModel:
-        """The cost model of workload and resources under its demands, with cuts if it has some."""
+    def model(self, workload: Workload, resources: Resources, as_run: bool = False) -> CostModel:
+        """The cost model of workload and resources under its demands, with cuts if it has some.
+
+        Args:
+            as_run: with the steps of its plan, where it has some: what these keep in flight may be
+                what its stages are cut for.
+        """
         cut = any(a.type == b.type for a, b in pairwise(self.stages))
-        model = self.demands.model(workload, resources, cut or None)
-        return model.sized(self.plan.micro_batches) if self.plan.micro_batches else model
+        parts, staleness = self.plan.micro_batches, self.plan.staleness
+        steps = None
+        if as_run and parts and staleness is not None:
+            steps = Steps.of(replace(workload, micro_batches=parts, staleness=staleness))
+            steps = replace(steps, simulated=True)
+        model = self.demands.model(workload, resources, cut or None, steps)
+        return model.sized(parts) if parts else model
 
     @property
     def aim(self) -> float:

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from scheduler.decision.record import Decision
 from scheduler.planning.elastic import Bounds, plan_within
-from scheduler.planning.executed import steady_rate
 from scheduler.problem.fields import InputError
 from scheduler.problem.plan import Plan
 from scheduler.problem.workload import Resources, Workload
@@ -104,14 +103,8 @@ def propose(
 def _running(decision: Decision, workload: Workload) -> Plan:
     """The running plan by the updated figures; the units it has reserved are paid."""
     assert decision.resources is not None
-    own = decision.plan
-    if own.staleness is not None:
-        workload = replace(workload, micro_batches=own.micro_batches, staleness=own.staleness)
-    model = decision.model(workload, decision.resources)
-    codes, units = model.codes(own), [stage.units for stage in decision.stages]
-    found = model.evaluate(codes, units)
-    if found.stages and model.steps.staleness:
-        found = model.evaluate(codes, units, rate=steady_rate(model, found, model.steps))
+    model = decision.model(workload, decision.resources, as_run=True)
+    found = model.evaluate(model.codes(decision.plan), [s.units for s in decision.stages])
     return replace(
         found,
         ps_units=decision.plan.ps_units,

@@ -90,7 +90,7 @@ def forecast(decision: Decision, seed: int = 0) -> Forecast | None:
         return None
     if decision.workload is None or decision.resources is None:
         raise InputError("", "decision", "has no workload or resources: expected both")
-    model = decision.model(decision.workload, decision.resources)
+    model = decision.model(decision.workload, decision.resources, as_run=True)
     plain, assumed = _filled(decision, model)
     steps = _steps(plain)
     if steps * plain.micro_batches * len(plain.stages) > 10 * _EVENTS:
@@ -155,10 +155,8 @@ def training_of(decision: Decision, model: CostModel, steps: Steps) -> Training:
 
 def _filled(decision: Decision, model: CostModel) -> tuple[Training, bool]:
     """The plan in its own steps; where nothing is said of them, in steps that fill its stages."""
-    plan = decision.plan
-    if plan.staleness is not None and plan.micro_batches:
-        steps = replace(model.steps, staleness=plan.staleness, micro_batches=plan.micro_batches)
-        return training_of(decision, model, steps), False
+    if decision.plan.staleness is not None and decision.plan.micro_batches:
+        return training_of(decision, model, model.steps), False
     units = [stage.units for stage in decision.stages]
     parts = max(2 * max(units), sum(units))
     size = model.workload.reference_batch

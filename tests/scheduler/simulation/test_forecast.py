@@ -6,6 +6,8 @@ import pytest
 
 from scheduler import forecast, load_resources, load_workload, plan
 from scheduler.problem.fields import InputError
+from scheduler.replanning.measure import Measurement
+from scheduler.replanning.replan import propose
 from tests.scheduler.instances import EXAMPLE, cost, resources, workload
 
 _OFFER = resources(cpu=(1.0, 12), t4=(3.0, 6))
@@ -41,6 +43,19 @@ def test_with_staleness_the_promise_is_kept_nearly() -> None:
     decision = _decided(1)
     priced = forecast(decision).scenarios[0]
     assert 0.98 <= priced.throughput / decision.throughput <= 1.001
+
+
+def test_stages_that_are_cut_for_what_is_in_flight_stay_cut() -> None:
+    """Both layers would fit a unit, but for what a loss of whole batches has it keep."""
+    steps = {"batch": 100, "micro_batches": 4, "staleness": 1, "whole_batch": True}
+    work = workload({"cpu": cost(1.0)}, {"cpu": cost(1.0)}, **steps)
+    for layer in work["layers"]:
+        layer["activation_bytes"] = 0.4
+    decision = plan(work, resources(cpu=(1.0, 2)), method="exact")
+    assert [stage.memory_bytes for stage in decision.stages] == pytest.approx([80.0, 80.0])
+    priced = forecast(decision).scenarios[0]
+    assert priced.throughput == pytest.approx(decision.throughput, rel=0.01)
+    assert propose(decision, Measurement()).current.throughput == pytest.approx(decision.throughput)
 
 
 def test_steps_are_made_up_where_nothing_is_said_of_them() -> None:
