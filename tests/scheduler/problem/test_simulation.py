@@ -250,3 +250,14 @@ def test_a_pace_is_none_that_a_little_takes_away(longer: float) -> None:
     stages = [(1, 30.2 * longer, 23.3, 6.7, 12.6), (1, 20.2, 25.2, 6.7, 0.1), (1, 0.9, 1.1, 0, 0)]
     apart = sum(_planner.simulate(stages, 1, 1, 80, 2.5)[40:]) / 40
     assert _planner.step_seconds(stages, 1, 1, 53.5, 2.5) >= max(apart, 80.0)
+
+
+@pytest.mark.parametrize("delay", [0.01, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize(("staleness", "parts"), [(1, 50), (2, 7), (3, 100)])
+def test_a_pace_is_of_whole_turns_of_the_steps_in_flight(
+    staleness: int, parts: int, delay: float
+) -> None:
+    """One worker of 20 ms a step, whose updates come late: S+1 steps a round, at its own pace."""
+    stage = (1, 0.01 / parts, 0.01 / parts, 0.0, 0.0)
+    found = _planner.step_seconds([stage], parts, staleness, 0.0, 0.0, False, [delay])
+    assert found == pytest.approx(max(0.02, (0.02 + delay) / (staleness + 1)), rel=1e-9)
