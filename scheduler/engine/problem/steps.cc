@@ -256,8 +256,8 @@ double StepSeconds(const std::vector<StepStage>& stages, int micro_batches, int 
   }
   int units = 0;
   for (const StepStage& stage : stages) units += stage.units;
-  // Steps to fill the pipeline, and as many again to measure: whole turns of S+1, as where an update
-  // comes late the steps that wait for it are as far apart as that.
+  // Steps to fill the pipeline, and as many again to measure: whole turns of S+1, as where an
+  // update comes late the steps that wait for it are as far apart as that.
   int count = 4 + 96 / micro_batches + 4 * (units / micro_batches) + 2 * staleness;
   count += staleness - (count - 1) % (staleness + 1);
   // With few micro-batches in flight these run apart or one behind the other, and which of the two
