@@ -49,7 +49,7 @@ $(DEV): pyproject.toml | $(STAMP)
 run: $(STAMP) ## train the flights job on an embedded cluster and explain its plan
 	@$(BIN)/heterps train examples/flights/job.yaml
 
-test: $(DEV) ## run the tests, on all cores, in some ten minutes on two
+test: $(DEV) ## run the tests, on all cores, in some 20 minutes on two
 	@$(PYTEST) -m "not exhaustive"
 
 test-all: $(DEV) $(CUDA_TOOLS) ## run all tests, with whole sweeps, sanitizers and long rounds of kills

@@ -43,7 +43,7 @@ tree = json.loads(good)
 keys = np.arange(500)
 LocalTable.load_checkpoint(place)
 rule = settings(
-    max_examples=examples, database=None, derandomize=True,
+    max_examples=examples, deadline=None, database=None, derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
 

@@ -116,7 +116,7 @@ def test_a_decision_gives_its_demands_back() -> None:
         finish_by=1,
     )
     kept = decision.demands
-    assert kept == Demands(FLOOR, 30.0, {"loss": "cpu"}, ("t4",))
+    assert kept == Demands(FLOOR, 30.0, {"loss": "cpu"}, ("t4",), finish_by=1.0)
     again = kept.model(WORK, OFFER)
     assert again.max_price == 30.0
     assert input_hash(WORK, OFFER, kept) == decision.input_hash
