@@ -59,9 +59,8 @@ class Dataset:
         pattern = {"train": spec.train, "valid": spec.valid, "test": spec.test}[split]
         blocks: Blocks
         if spec.source:
-            from workers.data.own.samples import (
-                OwnBlocks,  # brings torch: only where a source needs it
-            )
+            # Brings torch: only where a source needs it.
+            from workers.data.own.samples import OwnBlocks
 
             blocks = OwnBlocks(spec, pattern, Path(directory))
         else:

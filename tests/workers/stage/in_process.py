@@ -32,6 +32,7 @@ from workers.model.chain.trace import TracedModel
 from workers.model.module.inputs import inputs_of
 from workers.model.module.randomness import Randomness
 from workers.model.module.statistics import RunningStatistics
+from workers.model.objective.metrics import JobMetrics
 from workers.offload.training.suited import rooms_of
 from workers.stage.cuts.beginning import beginning_of
 from workers.stage.cuts.judge import CutFacts
@@ -448,6 +449,18 @@ class Pipeline:
             resume=self._resume,
             attempt=self._attempt,
         )
+
+
+def measuring(job, found, split="valid"):
+    """What has each worker evaluate `split` after its steps; the metrics go into `found`."""
+
+    def between(worker):
+        measured = worker.executor.evaluate(split)
+        if worker.place.leads:
+            found.append(JobMetrics(job).measure(measured.found, split))
+        worker.executor.drain()
+
+    return between
 
 
 def most_held(monkeypatch):

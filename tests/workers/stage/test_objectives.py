@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from protos.job_pb2 import HeadSpec, JobSpec
-from tests.workers.stage.in_process import Pipeline
+from tests.workers.stage.in_process import Pipeline, measuring
 from workers.data.columns.arrays import Batch
 from workers.learning.objective import Objective, ObjectiveError
 from workers.model.code.entry import ModelError
@@ -385,14 +385,8 @@ def test_metrics_are_those_of_one_process(tmp_path, monkeypatch, build, cuts, wi
             }
             yield number, {**part, "label.kind": part["label.kind"].long()}
 
-    def between(worker):
-        measured = worker.executor.evaluate("valid")
-        if worker.place.leads:
-            found.append(JobMetrics(job).measure(measured.found, "valid"))
-        worker.executor.drain()
-
     monkeypatch.setattr(evaluation, "evaluation_batches", given)
-    Pipeline(job, build, cuts, widths, steps, 4, between=between).run()
+    Pipeline(job, build, cuts, widths, steps, 4, between=measuring(job, found)).run()
     model, _ = plain(own if of_its_own else lambda o, b: heads(o, b, True), steps, build)
     batch = tensors(samples)
     with torch.no_grad():

@@ -15,14 +15,13 @@ from torch.nn.functional import cross_entropy
 from protos.job_pb2 import HeadSpec, JobSpec, ValidateSpec
 from ps import LocalTable
 from tests.workers.stage import reference
-from tests.workers.stage.in_process import Pipeline
+from tests.workers.stage.in_process import Pipeline, measuring
 from workers.data.columns.arrays import Batch
 from workers.data.tensors import tensors_of
 from workers.embedding.sparse import SparseEmbedding
 from workers.learning.objective import ObjectiveError, total
 from workers.links.inbox import Stopped
 from workers.model.objective.loss import job_loss
-from workers.model.objective.metrics import JobMetrics
 from workers.stage.running import evaluation
 from workers.stage.running.executor import PAUSED
 from workers.stage.steps.schedule import Schedule
@@ -401,14 +400,8 @@ def test_metrics_are_those_of_one_process(job_of, tmp_path, monkeypatch, cuts, w
     def given(job, split, size, rank, workers, stopped):
         yield from ((number, parts[number]) for number in range(rank, 3, workers))
 
-    def between(worker):
-        measured = worker.executor.evaluate("valid")
-        if worker.place.leads:
-            found.append(JobMetrics(job).measure(measured.found, "valid"))
-        worker.executor.drain()
-
     monkeypatch.setattr(evaluation, "evaluation_batches", given)
-    Pipeline(job, Pairs, cuts, widths, steps, 4, between=between).run()
+    Pipeline(job, Pairs, cuts, widths, steps, 4, between=measuring(job, found)).run()
     trained = plain(job, steps)
     model = trained.model
     model.rows.rows = trained.tables["rows"].values()
