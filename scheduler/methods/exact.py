@@ -60,8 +60,8 @@ def solve(
         starts.append(model.codes(start))
     if model.steps.simulated:
         return _with(start, _by_steps(model, floor, starts, seconds))
-    found = _search(model, floor, starts, seconds)
-    bound = found.bound * model.samples / 3600
+    found, bound = _search(model, floor, starts, seconds)
+    bound *= model.samples / 3600
     top = 1 / found.fastest_tau if found.fastest else 0.0
     best = found.assignment or found.fastest
     plan = provision(model, best, floor) if best else None
@@ -135,13 +135,17 @@ def fastest_by_steps(
 
 def _search(
     model: CostModel, floor: float, starts: Sequence[Sequence[int]], seconds: float
-) -> _planner.Found:
-    """Search natively, then pace by pace with integer programming while there is time."""
+) -> tuple[_planner.Found, float]:
+    """Search natively, then pace by pace with integer programming while there is time.
+
+    Returns the best found, and what no plan's tau times its price an hour is below.
+    """
     deadline = time.monotonic() + seconds
     least: dict[float, float] = {}  # tau -> price an hour
     found = _planner.solve(
         model.native, floor, starts, seconds if seconds < 2 * _LONG else seconds / 3
     )
+    bound = found.bound
     while found.hard_tau > 0 and found.hard_tau not in least:
         tau, left = found.hard_tau, deadline - time.monotonic()
         if left < _LONG:
@@ -152,13 +156,11 @@ def _search(
         except ImportError:
             break
         least[tau] = at_pace.bound
-        starts = [
-            *starts,
-            *([found.assignment] if found.assignment else []),
-            *([at_pace.assignment] if at_pace.assignment else []),
-        ]
+        met = (found.assignment, found.fastest, at_pace.assignment)
+        starts = [*starts, *(assignment for assignment in met if assignment)]
         left = max(deadline - time.monotonic(), 0.0)
         found = _planner.solve(
             model.native, floor, starts, min(left, left / 4 + 0.1), list(least.items())
         )
-    return found
+        bound = max(bound, found.bound)  # with little time left a search may prove less
+    return found, bound

@@ -143,9 +143,7 @@ class CheapestSearch {
     Answer answer = search_.At(target, most, effort, Soon());
     double least = answer.bound + ps_price;
     if (answer.exact && answer.assignment.empty() && (capped || least == kInf)) return {kInf, 0};
-    if (!answer.exact || answer.assignment.empty() || Joins(answer.assignment)) {
-      return {least, kInf};
-    }
+    if (!answer.exact || answer.assignment.empty()) return {least, kInf};
     double reached = Reached(answer.assignment, tau);
     if (problem_.PsUnits(problem_.Rate(reached, floor_)) <= ps) return {least, reached};
 
@@ -156,19 +154,9 @@ class CheapestSearch {
     target.hit_from = from;
     most = std::min(cap, found_.value * problem_.Rate(from, floor_)) - ps_price;
     answer = search_.At(target, most, effort, Soon());
-    if (!answer.exact || Joins(answer.assignment)) return {least, kInf};
+    if (!answer.exact) return {least, kInf};
     if (answer.assignment.empty()) return {least, from};
     return {least, std::max(from, Reached(answer.assignment, tau))};
-  }
-
-  // Whether stages of `assignment` side by side on one type need not have been cut, so that it is
-  // another plan than the one that was priced.
-  bool Joins(const std::vector<int32_t>& assignment) const {
-    if (!problem_.cuts || assignment.empty()) return false;
-    size_t runs = 1;
-    for (size_t n = 1; n < assignment.size(); ++n) runs += assignment[n] != assignment[n - 1];
-    std::vector<Stage> stages;
-    return !Split(problem_, assignment.data(), &stages) || stages.size() != runs;
   }
 
   double Reached(const std::vector<int32_t>& assignment, double tau) const {

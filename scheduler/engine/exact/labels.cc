@@ -33,22 +33,27 @@ double SharedLimits::Constant(const std::vector<double>& multipliers) const {
 }
 
 SharedLimits::Rest SharedLimits::CostsToGo(const std::vector<double>& weight) const {
-  int layers = problem_.layers;
-  Rest rest;
-  rest.free.resize(layers + 1);
-  rest.free[layers].cost[0] = 0;
-  rest.must.resize(must_hit_ ? layers + 1 : 0);
-  for (int first = layers - 1; first >= 0; --first) {
-    for (int32_t n = graph_.begin[first]; n < graph_.begin[first + 1]; ++n) {
+  Rest rest{Onward(problem_, 0), must_hit_ ? Onward(problem_, kInf) : Onward()};
+  std::vector<Onward::Sized> free_sized, must_sized;
+  for (int first = problem_.layers - 1; first >= 0; --first) {
+    int32_t end = graph_.begin[first + 1];
+    for (int32_t n = graph_.begin[first]; n < end; ++n) {
       const Arc& arc = graph_.arcs[n];
-      double own = weight[arc.type] * arc.units;
-      const Ways& after = rest.free[arc.to];
-      double free = own + after.cost[after.After(arc.type, problem_.cuts)];
-      if (free < kInf) rest.free[first].Offer(free, arc.type, n);
-      if (!must_hit_) continue;
-      const Ways& still = rest.must[arc.to];
-      double must = arc.hit ? free : own + still.cost[still.After(arc.type, problem_.cuts)];
-      if (must < kInf) rest.must[first].Offer(must, arc.type, n);
+      double own = weight[arc.type] * arc.units, bytes = graph_.Bytes(n);
+      double free = own + rest.free.Cost(arc.to, arc.type, bytes);
+      if (free < kInf) rest.free.Offer(first, free, arc.type, n);
+      double must = free;
+      if (must_hit_) {
+        if (!arc.hit) must = own + rest.must.Cost(arc.to, arc.type, bytes);
+        if (must < kInf) rest.must.Offer(first, must, arc.type, n);
+      }
+      if (!problem_.cuts) continue;
+      free_sized.push_back({bytes, free, n});
+      must_sized.push_back({bytes, must, n});
+      if (n + 1 < end && graph_.arcs[n + 1].type == arc.type) continue;
+      rest.free.Keep(first, arc.type, &free_sized);
+      if (must_hit_) rest.must.Keep(first, arc.type, &must_sized);
+      must_sized.clear();
     }
   }
   return rest;
@@ -60,10 +65,12 @@ std::vector<int32_t> SharedLimits::Walk(const Rest& rest, std::vector<double>* u
   used->assign(problem_.types, 0);
   *price = 0;
   bool hit = !must_hit_;
+  double bytes = 0;
   for (int at = 0, type = -1; at < problem_.layers;) {
-    const Ways& ways = rest.At(hit, at);
-    const Arc& arc = graph_.arcs[ways.via[ways.After(type, problem_.cuts)]];
+    int32_t n = rest.At(hit).After(at, type, bytes).via;
+    const Arc& arc = graph_.arcs[n];
     type = arc.type;
+    bytes = graph_.Bytes(n);
     hit = hit || arc.hit;
     (*used)[type] += arc.units;
     *price += arc.units * price_[type];
@@ -105,12 +112,12 @@ Answer SharedLimits::Solve(std::vector<double>* multipliers, Effort effort,
   std::vector<int32_t> before;
   for (int step = 0; step < kSteps; ++step) {
     Rest rest = CostsToGo(Weights(at));
-    const Ways& start = rest.At(!must_hit_, 0);
-    if (start.cost[0] == kInf) {
+    double cost = rest.At(!must_hit_).At(0).cost[0], price;
+    if (cost == kInf) {
       answer.bound = most_;
       break;
     }
-    double value = start.cost[0] - Constant(at), price;
+    double value = cost - Constant(at);
     std::vector<int32_t> path = Walk(rest, &used, &price);
     bool within = true;
     for (int type = 0; type < problem_.types; ++type) within &= used[type] <= target_.room[type];
@@ -164,11 +171,13 @@ void SharedLimits::Fix(const std::vector<double>& multipliers) {
     kept.begin.push_back(static_cast<int32_t>(kept.arcs.size()));
     for (int32_t n = graph_.begin[first]; n < graph_.begin[first + 1]; ++n) {
       const Arc& arc = graph_.arcs[n];
-      const Ways &from = so_far[first], &after = rest.free[arc.to];
+      const Ways& from = so_far[first];
       double cost = from.cost[from.After(arc.type, problem_.cuts)] + weight[arc.type] * arc.units;
-      if (!(cost + after.cost[after.After(arc.type, problem_.cuts)] <= most)) continue;
+      double after = rest.free.Cost(arc.to, arc.type, graph_.Bytes(n));
+      if (!(cost + after <= most)) continue;
       so_far[arc.to].Offer(cost, arc.type, n);
       kept.arcs.push_back(arc);
+      if (problem_.cuts) kept.bytes.push_back(graph_.Bytes(n));
     }
   }
   kept.begin.push_back(static_cast<int32_t>(kept.arcs.size()));

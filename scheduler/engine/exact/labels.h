@@ -53,8 +53,8 @@ class SharedLimits {
  private:
   // Costs to go from each boundary: `free`, and `must` with an arc still to hit the pace.
   struct Rest {
-    std::vector<Ways> free, must;
-    const Ways& At(bool hit, int boundary) const { return hit ? free[boundary] : must[boundary]; }
+    Onward free, must;
+    const Onward& At(bool hit) const { return hit ? free : must; }
   };
   Rest CostsToGo(const std::vector<double>& weight) const;
   std::vector<int32_t> Walk(const Rest& rest, std::vector<double>* used, double* price) const;
@@ -63,6 +63,11 @@ class SharedLimits {
   std::vector<double> Weights(const std::vector<double>& multipliers) const;
   double Constant(const std::vector<double>& multipliers) const;
   void Fix(const std::vector<double>& multipliers);
+  // Whether the arc `next` may follow a stage on `type` of so many bytes.
+  bool MayFollow(int32_t next, int type, double bytes) const {
+    return graph_.arcs[next].type != type ||
+           (problem_.cuts && problem_.Apart(bytes, graph_.Bytes(next), type));
+  }
   // What a label's bound and its units still to come are read from.
   struct Rests {
     Rest guided, plain;        // with and without the multipliers

@@ -14,6 +14,7 @@ struct Label {
   int16_t type;
   bool hit;
   int32_t units;
+  double bytes;  // of its last stage
   bool operator<(const Label& other) const { return bound < other.bound; }
 };
 
@@ -50,7 +51,7 @@ void SharedLimits::Dive(const std::vector<double>& multipliers, const Rests& res
   std::vector<Label> kept;   // of all boundaries passed
   std::vector<double> used;  // units of each type, [kept, types]
   std::vector<Beam> beams(layers + 1);
-  beams[0].Offer({0, 0, 0, -1, 0, -1, !must_hit_, 0}, effort.width);
+  beams[0].Offer({0, 0, 0, -1, 0, -1, !must_hit_, 0, 0}, effort.width);
   const double best = std::min(answer->price, most_);
   for (int first = 0; first < layers; ++first) {
     for (const Label& from : beams[first].Trim(effort.width)) {
@@ -64,7 +65,7 @@ void SharedLimits::Dive(const std::vector<double>& multipliers, const Rests& res
       }
       for (int32_t m = graph_.begin[first]; m < graph_.begin[first + 1]; ++m) {
         const Arc& arc = graph_.arcs[m];
-        if (arc.type == from.type && !problem_.cuts) continue;
+        if (!MayFollow(m, from.type, from.bytes)) continue;
         Label next{0,
                    from.price + price_[arc.type] * arc.units,
                    0,
@@ -72,11 +73,11 @@ void SharedLimits::Dive(const std::vector<double>& multipliers, const Rests& res
                    arc.to,
                    arc.type,
                    from.hit || arc.hit,
-                   arc.units};
+                   arc.units,
+                   graph_.Bytes(m)};
         next.weighted = from.weighted + weight[arc.type] * arc.units;
         auto rest = [&](const Rest& costs) {
-          const Ways& ways = costs.At(next.hit, next.at);
-          return ways.cost[ways.After(next.type, problem_.cuts)];
+          return costs.At(next.hit).Cost(next.at, next.type, next.bytes);
         };
         next.bound = next.weighted + rest(rests.guided) - constant;
         if (!(next.bound < best)) continue;

@@ -8,6 +8,7 @@ namespace {
 
 struct Label {
   double price, weighted;  // of its arcs, without and with the multipliers
+  double bytes;            // of its last stage
   int32_t parent, arc, at;
   int16_t type;
   bool hit;
@@ -36,6 +37,8 @@ class Labels {
   }
   bool Dominates(int32_t n, const Label& label, const std::vector<int32_t>& used) const {
     if (labels_[n].price > label.price * (1 + 1e-14)) return false;
+    // More stages may follow on its type where it takes more memory.
+    if (labels_[n].bytes < label.bytes) return false;
     const int32_t* mine = this->used(n);
     for (size_t d = 0; d < width_; ++d) {
       if (mine[d] > used[d]) return false;
@@ -60,8 +63,7 @@ void SharedLimits::Search(const std::vector<double>& multipliers, const Rests& r
   const std::vector<double> weight = Weights(multipliers);
   const double constant = Constant(multipliers);
   auto rest = [this](const Rest& costs, const Label& label) {
-    const Ways& ways = costs.At(label.hit, label.at);
-    return ways.cost[ways.After(label.type, problem_.cuts)];
+    return costs.At(label.hit).Cost(label.at, label.type, label.bytes);
   };
 
   Labels labels(tight.size());
@@ -71,7 +73,7 @@ void SharedLimits::Search(const std::vector<double>& multipliers, const Rests& r
     return places[(static_cast<size_t>(at) * types + type) * 2 + hit];
   };
   std::priority_queue<Open> open;
-  Label start{0, 0, -1, -1, 0, -1, !must_hit_};
+  Label start{0, 0, 0, -1, -1, 0, -1, !must_hit_};
   std::vector<int32_t> used(tight.size(), 0);
   open.push({answer->bound, 0, labels.Add(start, used)});
   std::vector<bool> dropped{false};
@@ -103,9 +105,10 @@ void SharedLimits::Search(const std::vector<double>& multipliers, const Rests& r
     const Label from = labels[top.label];
     for (int32_t n = graph_.begin[from.at]; n < graph_.begin[from.at + 1]; ++n) {
       const Arc& arc = graph_.arcs[n];
-      if (arc.type == from.type && !problem_.cuts) continue;
+      if (!MayFollow(n, from.type, from.bytes)) continue;
       Label next{from.price + price_[arc.type] * arc.units,
                  from.weighted + weight[arc.type] * arc.units,
+                 graph_.Bytes(n),
                  top.label,
                  n,
                  arc.to,
@@ -135,7 +138,7 @@ void SharedLimits::Search(const std::vector<double>& multipliers, const Rests& r
       std::vector<int32_t>& here = place(next.at, next.type, next.hit);
       std::erase_if(here, [&](int32_t other) {
         const Label& old = labels[other];
-        if (old.price < next.price) return false;
+        if (old.price < next.price || old.bytes > next.bytes) return false;
         for (size_t d = 0; d < tight.size(); ++d) {
           if (labels.used(other)[d] < used[d]) return false;
         }

@@ -267,7 +267,7 @@ class StepSearch {
     const Span& span = spans_[at];
     const Label before = labels_[from];
     int behind = before.span < 0 ? -1 : spans_[before.span].type;
-    if (span.type == behind && !problem_.cuts) return;
+    if (span.type == behind && !MayFollow(span.terms, spans_[before.span].terms, behind)) return;
     auto mine = used_.begin() + static_cast<size_t>(from) * types_;
     const std::vector<int32_t> used(mine, mine + types_);
     std::vector<int32_t> with(used);
@@ -327,7 +327,7 @@ class StepSearch {
     const Label& mine = labels_[n];
     if (mine.price > label.price || mine.time.trip > label.time.trip ||
         mine.time.pipeline > label.time.pipeline || mine.time.step > label.time.step ||
-        mine.slowest > label.slowest) {
+        mine.slowest > label.slowest || Whole(mine) < Whole(label)) {
       return false;
     }
     const int32_t* own = &used_[static_cast<size_t>(n) * types_];
@@ -345,17 +345,26 @@ class StepSearch {
       stages.push_back({span.first, span.last, span.type, span.terms});
       units.push_back(labels_[label].units);
     }
-    if (Needed(stages)) Judge(stages, units);
+    Judge(stages, units);
   }
 
   // Whether every cut between stages of one type may be, and is asked for by its memory.
   bool Needed(const std::vector<Stage>& stages) const {
     for (size_t n = 1; n < stages.size(); ++n) {
       const Stage &one = stages[n - 1], &other = stages[n];
-      if (one.type != other.type) continue;
-      if (!problem_.cuts || !problem_.Apart(one.terms, other.terms, one.type)) return false;
+      if (one.type == other.type && !MayFollow(one.terms, other.terms, one.type)) return false;
     }
     return true;
+  }
+
+  // Whether two stages may be side by side on one type.
+  bool MayFollow(const Terms& one, const Terms& other, int type) const {
+    return problem_.cuts && problem_.Apart(one, other, type);
+  }
+
+  // Bytes of the first stage of a label, the more of which the more may come before it.
+  double Whole(const Label& label) const {
+    return problem_.cuts ? problem_.Whole(spans_[label.span].terms) : 0;
   }
 
   void Judge(const std::vector<Stage>& stages, const std::vector<double>& units) {
@@ -439,7 +448,7 @@ StepFound SolveSteps(const Problem& problem, double floor, StepEffort effort,
                      const std::vector<std::vector<int32_t>>& starts,
                      const std::vector<Stage>* fixed, double incumbent, bool fastest) {
   StepSearch search(problem, floor, effort, incumbent, fastest);
-  bool whole = !fixed && !fastest && !effort.all;
+  bool whole = !fixed && !effort.all;
   if (fixed) {
     for (const Stage& stage : *fixed) search.Add(stage.first, stage.last, stage.type, stage.terms);
     if (problem.staleness == 0) search.TryRounded(*fixed);
@@ -453,7 +462,7 @@ StepFound SolveSteps(const Problem& problem, double floor, StepEffort effort,
       search.TryPaces(stages);
     }
     search.TryChain();
-    if (whole && problem.staleness == 0) {
+    if (whole && !fastest && problem.staleness == 0) {
       search.Descend();
       search.Relax();
     }

@@ -6,13 +6,13 @@ namespace heterps::scheduler {
 
 Path Shortest(const Problem& problem, const Target& target) {
   int layers = problem.layers;
-  std::vector<Ways> ways(layers + 1);
-  ways[layers].cost[0] = 0;
+  Onward ways(problem, 0);
+  std::vector<Onward::Sized> sized;
   for (int first = layers - 1; first >= 0; --first) {
-    Ways& here = ways[first];
+    const Ways& here = ways.At(first);
     for (int turn = -1; turn < problem.types; ++turn) {
       // The type that was best one layer on goes first: it sets a bar for the others.
-      int ahead = std::max(ways[first + 1].type[0], 0);
+      int ahead = std::max(ways.At(first + 1).type[0], 0);
       int type = turn < 0 ? ahead : turn;
       if ((turn >= 0 && type == ahead) || target.room[type] < 1) continue;
       double price = problem.price[type], least = kInf;
@@ -21,26 +21,32 @@ Path Shortest(const Problem& problem, const Target& target) {
         return price > 0 ? std::min(target.room[type], bar / price) : target.room[type];
       };
       ForEachRun(problem, first, type, target.tau, most(here.cost[1]),
-                 [&](int last, double units, const Terms&) {
-                   const Ways& rest = ways[last + 1];
-                   double cost = units * price + rest.cost[rest.After(type, problem.cuts)];
+                 [&](int last, double units, const Terms& terms) {
+                   double bytes = problem.cuts ? problem.Whole(terms) : 0;
+                   double cost = units * price + ways.Cost(last + 1, type, bytes);
                    if (cost < least) least = cost, via = last + 1;
-                   return most(std::min(here.cost[1], least));
+                   if (!problem.cuts) return most(std::min(here.cost[1], least));
+                   // A dearer stage of more memory may follow what a cheaper one may not.
+                   sized.push_back({bytes, cost, last + 1});
+                   return most(here.cost[1]);
                  });
-      if (via >= 0) here.Offer(least, type, via);
+      if (via >= 0) ways.Offer(first, least, type, via);
+      if (problem.cuts) ways.Keep(first, type, &sized);
     }
   }
   Path path;
-  path.price = ways[0].cost[0];
+  path.price = ways.At(0).cost[0];
   if (path.price == kInf) return path;
   path.assignment.resize(layers);
+  double bytes = 0;
   for (int at = 0, type = -1; at < layers;) {
-    int which = ways[at].After(type, problem.cuts);
-    type = ways[at].type[which];
-    int to = ways[at].via[which];
+    Onward::Way way = ways.After(at, type, bytes);
+    type = way.type;
     int code = Code(type, at > 0 ? path.assignment[at - 1] : -1, problem.types);
-    std::fill(path.assignment.begin() + at, path.assignment.begin() + to, code);
-    at = to;
+    std::fill(path.assignment.begin() + at, path.assignment.begin() + way.via, code);
+    Terms terms;
+    for (; at < way.via; ++at) problem.Extend(&terms, at, type);
+    bytes = problem.Whole(terms);
   }
   return path;
 }
@@ -60,6 +66,7 @@ Graph Arcs(const Problem& problem, const Target& target, const std::vector<doubl
                    bool hit = target.hit_from <= 0 || terms.Busy(units) >= target.hit_from;
                    graph.arcs.push_back(
                        {last + 1, static_cast<int32_t>(units), static_cast<int16_t>(type), hit});
+                   if (problem.cuts) graph.bytes.push_back(problem.Whole(terms));
                    return room;
                  });
     }

@@ -1,9 +1,9 @@
 // The dynamic program over a chain of layers at one pace: every stage keeps ET <= tau.
 //
 // Runs of layers on one type are the arcs of a graph over the boundaries 0 .. layers; a plan is a
-// path whose neighbouring arcs differ in type, unless the problem has cuts. With the fewest units
-// that keep tau on every arc, the shortest path is the cheapest plan, but for limits that several
-// arcs share.
+// path whose neighbouring arcs differ in type, or, where the problem has cuts, exceed its memory
+// together. With the fewest units that keep tau on every arc, the shortest path is the cheapest
+// plan, but for limits that several arcs share.
 #pragma once
 
 #include <algorithm>
@@ -80,8 +80,67 @@ struct Ways {
       cost[1] = value, type[1] = kind, via[1] = how;
     }
   }
-  // Which of the two is the cheapest that may follow a stage on `kind`.
+  // Which of the two is the cheapest that may follow a stage on `kind`, whatever its memory.
   int After(int32_t kind, bool cuts) const { return !cuts && type[0] == kind ? 1 : 0; }
+};
+
+// The cheapest ways on from each boundary that a stage before it may take.
+class Onward {
+ public:
+  struct Way {
+    double cost = kInf;
+    int32_t type = -1, via = -1;
+  };
+  // A way of the type that is offered, by the bytes of its first stage.
+  struct Sized {
+    double bytes, cost;
+    int32_t via;
+  };
+
+  Onward() = default;
+  // None yet, but for the end, which costs so much.
+  Onward(const Problem& problem, double end)
+      : problem_(&problem), ways_(problem.layers + 1), again_(problem.cuts ? ways_.size() : 0) {
+    ways_.back().cost[0] = end;
+  }
+
+  void Offer(int at, double cost, int32_t kind, int32_t via) { ways_[at].Offer(cost, kind, via); }
+  // Once all of `kind` are offered, where neighbours may be on one type: the ways of them, from
+  // little memory to much; leaves `ways` empty. Only those of the cheapest type matter.
+  void Keep(int at, int32_t kind, std::vector<Sized>* ways) {
+    if (ways_[at].type[0] == kind) {
+      for (size_t n = ways->size(); n-- > 1;) {
+        Sized &one = (*ways)[n - 1], &larger = (*ways)[n];
+        if (larger.cost <= one.cost) one.cost = larger.cost, one.via = larger.via;
+      }
+      again_[at].swap(*ways);
+    }
+    ways->clear();
+  }
+
+  // Without a stage before it.
+  const Ways& At(int at) const { return ways_[at]; }
+  // After a stage on `kind` of so many bytes.
+  Way After(int at, int32_t kind, double bytes) const {
+    const Ways& ways = ways_[at];
+    int which = ways.type[0] == kind;
+    Way way{ways.cost[which], ways.type[which], ways.via[which]};
+    if (!which || again_.empty()) return way;
+    auto apart = std::partition_point(again_[at].begin(), again_[at].end(), [&](const Sized& one) {
+      return !problem_->Apart(bytes, one.bytes, kind);
+    });
+    if (apart != again_[at].end() && apart->cost < way.cost) way = {apart->cost, kind, apart->via};
+    return way;
+  }
+  double Cost(int at, int32_t kind, double bytes) const {
+    const Ways& ways = ways_[at];
+    return again_.empty() ? ways.cost[ways.type[0] == kind] : After(at, kind, bytes).cost;
+  }
+
+ private:
+  const Problem* problem_ = nullptr;
+  std::vector<Ways> ways_;
+  std::vector<std::vector<Sized>> again_;  // where the problem has cuts
 };
 
 // A shortest path, limits shared by its stages ignored.
@@ -101,7 +160,10 @@ struct Arc {
 // All arcs of a pace, by the boundary they leave.
 struct Graph {
   std::vector<Arc> arcs;
+  std::vector<double> bytes;   // of their stages, where the problem has cuts
   std::vector<int32_t> begin;  // [layers + 1]
+
+  double Bytes(int32_t arc) const { return bytes.empty() ? 0 : bytes[arc]; }
 };
 // Arcs above `most` at `price` [types] a unit are left out.
 Graph Arcs(const Problem& problem, const Target& target, const std::vector<double>& price,

@@ -156,10 +156,14 @@ struct Problem {
         (terms->first > 0 ? handled[At(terms->first - 1, type)] : 0) + (final ? 0 : handled[at]);
   }
 
-  // Whether neighbours on `type` exceed its memory together, with all that may be in flight.
+  // Bytes of a stage's unit, with all that may be in flight.
+  double Whole(const Terms& terms) const {
+    return terms.memory + std::max(0, micro_batches * (staleness + 1) - 1) * terms.held;
+  }
+  // Whether neighbours on `type` exceed its memory together; else they are one stage.
+  bool Apart(double one, double other, int type) const { return one + other > capacity[type]; }
   bool Apart(const Terms& one, const Terms& other, int type) const {
-    int more = std::max(0, micro_batches * (staleness + 1) - 1);
-    return one.memory + other.memory + more * (one.held + other.held) > capacity[type];
+    return Apart(Whole(one), Whole(other), type);
   }
 
   // Whether the run `terms` on `type` must be cut before `layer`, as it would not fit with the

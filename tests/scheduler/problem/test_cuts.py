@@ -6,7 +6,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from scheduler import plan
@@ -15,6 +15,7 @@ from scheduler.methods.exact import solve
 from scheduler.methods.rivals import Problem
 from scheduler.problem.cost import CostModel
 from scheduler.problem.plan import Plan
+from scheduler.problem.steps import Steps
 from tests.scheduler.instances import cost, problems, resources, workload
 
 Stages = list[tuple[int, int, int]]
@@ -85,6 +86,51 @@ def test_exact_is_the_best_of_all_cuts(drawn: tuple[CostModel, float], uncut: li
         tried = rivals.run("brute", Problem(model, floor)).plan
         assert tried.feasible == np.isfinite(best)
         assert not tried.feasible or tried.cost == pytest.approx(best, rel=1e-9)
+
+
+def _sized(drawn: CostModel, sizes: list[float]) -> CostModel:
+    """The same problem with cuts, and layers of so many bytes."""
+    layers = [
+        replace(
+            layer, cost={name: replace(one, memory_bytes=size) for name, one in layer.cost.items()}
+        )
+        for layer, size in zip(drawn.workload.layers, sizes, strict=False)
+    ]
+    work = replace(drawn.workload, layers=tuple(layers))
+    return CostModel(work, drawn.resources, cuts=True)
+
+
+@settings(max_examples=60)
+@given(
+    problems(layers=4, limit=3),
+    st.lists(st.sampled_from([10.0, 40.0, 60.0]), min_size=4, max_size=4),
+    st.sampled_from([0.98, 0.8, 0.5]),
+    st.sampled_from([None, (4, 0), (2, 1)]),
+)
+def test_what_is_the_fastest_and_the_cheapest_close_to_it(
+    drawn: tuple[CostModel, float],
+    sizes: list[float],
+    share: float,
+    stepped: tuple[int, int] | None,
+) -> None:
+    """Neighbours on one type that together fit are no plan, and others are not lost to them."""
+    model = _sized(drawn[0], sizes)
+    if stepped is not None:
+        parts, staleness = stepped
+        steps = Steps(staleness, parts, 100, simulated=True)
+        model = CostModel(model.workload, model.resources, cuts=True, steps=steps)
+    plans = _brute(model, 0.0)
+    assume(plans)
+    top = max(plan.throughput for plan in plans)
+    least = min(plan.cost for plan in plans if plan.throughput >= share * top * (1 - 1e-9))
+    solution = solve(model, share * top, seconds=5.0)
+    assert solution.plan is not None
+    assert solution.plan.feasible
+    assert solution.plan.cost == pytest.approx(least, rel=1e-9)
+    assert solution.max_throughput == pytest.approx(top, rel=1e-6)
+    beyond = solve(model, 1.02 * top, seconds=5.0)
+    assert beyond.plan is None or not beyond.plan.feasible
+    assert beyond.max_throughput == pytest.approx(top, rel=1e-6)
 
 
 def _blocks(count: int, **other: float) -> dict[str, object]:
