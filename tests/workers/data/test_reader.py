@@ -71,6 +71,16 @@ def test_text_equals_parquet(folder: Path, file: str, options: dict[str, Any]) -
     np.testing.assert_array_equal(left["label.label"], right["label.label"])
 
 
+def test_line_breaks_inside_quotes_end_no_row(tmp_path: Path) -> None:
+    rows = 120_000  # more than the reader takes at a time
+    lines = (f'0,2,"a text of {row}\n1,2,3\n1,2,3\n1,2,3\n"\n' for row in range(rows))
+    (tmp_path / "texts.csv").write_text("label,number,text\n" + "".join(lines))
+    spec = DataSpec(train="texts.csv", label="label", dense=["number"], sparse=["text"])
+    data = Dataset(spec, "train", tmp_path)
+    assert len(np.unique(data.encoded()["sparse"])) == data.rows == rows
+    assert not data.encoded()["label.label"].any()
+
+
 def test_shapes_types_and_missing_values(folder: Path) -> None:
     batch = whole(dataset(folder))
     assert (batch["sparse"].shape, str(batch["sparse"].dtype)) == ((ROWS, 3), "int64")

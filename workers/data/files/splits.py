@@ -242,7 +242,8 @@ def _open_text(path: Path, columns: Sequence[str] | None) -> pa.csv.CSVStreaming
     return pa.csv.open_csv(
         path,
         read_options=pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-        parse_options=pa.csv.ParseOptions(delimiter=_separator(path)),
+        # Else a step ends at a line break inside quotes, and what follows is taken for rows.
+        parse_options=pa.csv.ParseOptions(delimiter=_separator(path), newlines_in_values=True),
         convert_options=pa.csv.ConvertOptions(
             column_types={name: pa.string() for name in columns or ()},
             include_columns=list(columns or ()),
