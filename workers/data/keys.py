@@ -2,8 +2,9 @@
 
 A value is known by its text, so `5`, `5.0`, `"5"` and `"5.0"` are one value, whether the column
 comes from Parquet or CSV: a column of whole numbers that lacks some is floats to pandas, which
-writes them to CSV as `5.0`. So are `True` of a CSV file and a boolean, and a moment in whatever
-unit: midnight is its date. Null and NaN are one value of their own; the empty string is another.
+writes them to CSV as `5.0`. So are `True` of a CSV file and a boolean, and a moment or a time of
+day in whatever unit: midnight is its date. Null and NaN are one value of their own; the empty
+string is another.
 A cross such as `origin*date` is one slot whose value is its columns' values in the order written.
 """
 
@@ -180,7 +181,7 @@ def _hash_distinct(values: pa.Array) -> Hashes:
         hashes[whole] = mix(floats[whole].astype(np.int64).view(np.uint64) ^ _INTEGER)
         return hashes
     texts = values.cast(pa.large_string())
-    if pa.types.is_timestamp(values.type):
+    if pa.types.is_timestamp(values.type) or pa.types.is_time(values.type):
         for more, less in _OF_UNITS:
             texts = pc.replace_substring_regex(texts, more, less)
     return _hash_texts(texts)

@@ -121,6 +121,15 @@ def test_booleans_and_moments_are_the_same_in_csv_as_pandas_writes_it_and_in_any
     assert len({*keys_of("a", a=halves), *keys_of("a", a=halves.cast(pa.timestamp("ms")))}) == 2
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")], ids=str
+)
+def test_times_of_day_are_the_same_in_any_unit(kind: pa.DataType) -> None:
+    times = [datetime.time(3, 4, 5), datetime.time(0), None]
+    texts = pa.array(["03:04:05", "00:00:00", None])
+    assert keys_of("a", a=pa.array(times, kind)) == keys_of("a", a=texts)
+
+
 def test_text_that_is_no_canonical_number_is_a_value_of_its_own() -> None:
     column = pa.array(["5", "05", "+5", "5.", " 5", "5.01", "05.0", "5.0.0", ".0", "-0", "", None])
     assert len(set(keys_of("a", a=column))) == 12
