@@ -35,10 +35,11 @@ def _cut(kind: ResourceType, workload: Workload) -> ResourceType:
         where = f"threads.{kind.name}"
         problem = f"the costs are of a worker with {threads}: expected {numbers}"
         raise InputError(workload.source, where, problem)
-    if threads > kind.limit:
-        where = f"threads.{kind.name}"
-        problem = f"{threads}: expected at most the limit, {kind.limit} cores"
-        raise InputError(workload.source, where, problem)
+    for most, of in ((kind.limit, "the limit"), (kind.units_per_host or threads, "a host's")):
+        if threads > most:
+            where = f"threads.{kind.name}"
+            problem = f"{threads}: expected at most {of}, {most} cores"
+            raise InputError(workload.source, where, problem)
     found = {name: getattr(kind, name) * threads for name in _MULTIPLIED}
     found |= {name: getattr(kind, name) // threads for name in _DIVIDED}
     more = threads if threads > 1 else 0

@@ -145,7 +145,7 @@ def hash_column(column: pa.Array) -> Column:
         return Column(_hash_integers(column), None)
     if not has_text(kind):
         raise TypeError(str(kind))
-    column = _without_views(column)
+    column = _known(column)
     encoded = column if pa.types.is_dictionary(kind) else column.dictionary_encode()
     distinct, codes = encoded.dictionary, encoded.indices
     missing = np.asarray(distinct.is_null(nan_is_null=True))
@@ -156,8 +156,10 @@ def hash_column(column: pa.Array) -> Column:
     return Column(hashes, rows.astype(np.int64, copy=False))
 
 
-def _without_views(column: pa.Array) -> pa.Array:
-    """Strings as functions of Arrow take them: views, as Polars has them, are not known to all."""
+def _known(column: pa.Array) -> pa.Array:
+    """A column as functions of Arrow take it: views, as Polars has them, are not known to all."""
+    if pa.types.is_decimal(column.type) and column.type.bit_width < 128:
+        return column.cast(pa.decimal128(column.type.precision, column.type.scale))
     if pa.types.is_string_view(column.type):
         return column.cast(pa.large_string())
     if pa.types.is_dictionary(column.type) and pa.types.is_string_view(column.type.value_type):

@@ -91,6 +91,8 @@ def test_costs_of_a_number_that_is_not_in_the_list_are_refused() -> None:
         plan(work, _open(2, 4))
     with pytest.raises(InputError, match=r"threads\.cpu: 4: expected at most the limit, 3 cores"):
         plan(work | {"threads": {"cpu": 4}}, _open(2, 4, limit=3))
+    with pytest.raises(InputError, match=r"threads\.cpu: 8: expected at most a host's, 5 cores"):
+        plan(work | {"threads": {"cpu": 8}}, _open(2, 8, limit=16))
     decision = plan(work | {"threads": {"cpu": 2}}, _open(1, 2))
     assert [stage.threads for stage in decision.stages] == [2]
     assert Resources.parse(decision.resources.to_json()) == decision.resources

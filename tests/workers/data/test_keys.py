@@ -1,6 +1,7 @@
 """Feature hashing: stable, by text, nulls apart, crosses ordered."""
 
 import datetime
+import decimal
 
 import numpy as np
 import pandas as pd
@@ -128,6 +129,15 @@ def test_times_of_day_are_the_same_in_any_unit(kind: pa.DataType) -> None:
     times = [datetime.time(3, 4, 5), datetime.time(0), None]
     texts = pa.array(["03:04:05", "00:00:00", None])
     assert keys_of("a", a=pa.array(times, kind)) == keys_of("a", a=texts)
+
+
+@pytest.mark.parametrize("bits", [32, 64, 128, 256])
+def test_decimals_hash_as_their_text(bits: int) -> None:
+    if not hasattr(pa, f"decimal{bits}"):
+        pytest.skip(f"this pyarrow has no decimals of {bits} bits")
+    kind = getattr(pa, f"decimal{bits}")(5, 2)
+    column = pa.array([decimal.Decimal("1.5"), None, decimal.Decimal("2")], kind)
+    assert keys_of("a", a=column) == keys_of("a", a=pa.array(["1.50", None, "2.00"]))
 
 
 def test_text_that_is_no_canonical_number_is_a_value_of_its_own() -> None:
