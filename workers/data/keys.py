@@ -2,14 +2,15 @@
 
 A value is known by its text, so `5`, `5.0`, `"5"` and `"5.0"` are one value, whether the column
 comes from Parquet or CSV: a column of whole numbers that lacks some is floats to pandas, which
-writes them to CSV as `5.0`. So are `True` of a CSV file and a boolean, and a moment or a time of
-day in whatever unit: midnight is its date. Null and NaN are one value of their own; the empty
-string is another.
+writes them to CSV as `5.0`. So are `1e-05` and `0.00001`, `True` of a CSV file and a boolean, and a
+moment or a time of day in whatever unit: midnight is its date. Null and NaN are one value of their
+own; the empty string is another.
 A cross such as `origin*date` is one slot whose value is its columns' values in the order written.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
 import numpy as np
@@ -30,6 +31,8 @@ _NULL = np.uint64(0xA0761D6478BD642F)
 _SHORT = 10**18  # integers below it have at most 18 digits, so their text always fits an int64
 _INTEGER_TEXT = r"^(0|-?[1-9][0-9]{0,17}|-?0\.0+|-?[1-9][0-9]{0,17}\.0+)$"
 _FRACTION = r"\.0+$"
+# As Python, NumPy, pandas and Arrow write very small and large numbers, each from other sizes on.
+_SCIENTIFIC = r"^-?[0-9](\.[0-9]+)?e[+-][0-9]{1,3}$"
 # What the text of a moment has because of its unit alone.
 _OF_UNITS = (
     (r"\.0+(Z?)$", r"\1"),
@@ -88,6 +91,7 @@ def _hash_texts(texts: pa.Array) -> Hashes:
     texts = texts.cast(pa.large_string())
     for written, text in (("True", "true"), ("False", "false")):  # of pandas, and of Arrow
         texts = pc.if_else(pc.equal(texts, written), pa.scalar(text, pa.large_string()), texts)
+    texts = _positional(texts)
     hashes = _hash_bytes(texts)
     integers = np.asarray(pc.match_substring_regex(texts, _INTEGER_TEXT))
     if integers.any():
@@ -97,6 +101,23 @@ def _hash_texts(texts: pa.Array) -> Hashes:
         numbers = np.asarray(whole.cast(pa.int64()))
         hashes[integers] = mix(numbers.view(np.uint64) ^ _INTEGER)
     return hashes
+
+
+def _positional(texts: pa.Array) -> pa.Array:
+    """Numbers with an exponent written without it; others as they are."""
+    *_, data = texts.buffers()
+    written = b"" if data is None else data.to_pybytes()
+    if b"e-" not in written and b"e+" not in written:
+        return texts
+    scientific = pc.match_substring_regex(texts, _SCIENTIFIC)
+    plain = [_without_exponent(text) for text in texts.filter(scientific).to_pylist()]
+    return pc.replace_with_mask(texts, scientific, pa.array(plain, pa.large_string()))
+
+
+def _without_exponent(number: str) -> str:
+    value = float(number)
+    whole = abs(value) < _SHORT and value == int(value)
+    return str(int(value)) if whole else format(Decimal(number), "f")
 
 
 def _hash_integers(column: pa.Array) -> Hashes:
@@ -177,9 +198,11 @@ def _hash_distinct(values: pa.Array) -> Hashes:
     if pa.types.is_integer(values.type):
         return _hash_integers(values)
     if pa.types.is_floating(values.type):
+        if pa.types.is_float32(values.type):  # in their text large ones end in zeros
+            values = values.cast(pa.large_string()).cast(pa.float64())
         floats = np.asarray(values).astype(np.float64)
         whole = (np.floor(floats) == floats) & (np.abs(floats) < _SHORT)
-        hashes = _hash_bytes(values.cast(pa.large_string()))
+        hashes = _hash_bytes(_positional(values.cast(pa.large_string())))
         hashes[whole] = mix(floats[whole].astype(np.int64).view(np.uint64) ^ _INTEGER)
         return hashes
     texts = values.cast(pa.large_string())

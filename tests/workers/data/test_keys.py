@@ -140,6 +140,25 @@ def test_decimals_hash_as_their_text(bits: int) -> None:
     assert keys_of("a", a=column) == keys_of("a", a=pa.array(["1.50", None, "2.00"]))
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_numbers_are_the_same_in_csv_as_pandas_writes_it(kind: type) -> None:
+    sizes = 10.0 ** np.arange(-20, 30)
+    numbers = np.concatenate([sign * part * sizes for sign in (1, -1) for part in (1, 1.5, 1 / 3)])
+    column = numbers.astype(kind)
+    written = pd.DataFrame({"a": column}).to_csv(index=False, header=False).split()
+    assert any("e" in text for text in written)
+    assert keys_of("a", a=pa.array(column)) == keys_of("a", a=pa.array(written))
+    assert len(set(keys_of("a", a=pa.array(written)))) == len(column)
+
+
+def test_numbers_with_an_exponent_are_those_without() -> None:
+    short = ["1e-05", "-1.25e+03", "4e+17", "1e+18", "1.5e-7", "3e+2"]
+    long = ["0.00001", "-1250", "400000000000000000", "1" + 18 * "0", "0.00000015", "300"]
+    assert keys_of("a", a=pa.array(short)) == keys_of("a", a=pa.array(long))
+    ids = ["1e5", "e-05", "1e-", "12e-05", "1e+1000", "1E+05", "1e+0005"]
+    assert len(set(keys_of("a", a=pa.array([*ids, "100000", "0.00012", "0.00001"])))) == 10
+
+
 def test_text_that_is_no_canonical_number_is_a_value_of_its_own() -> None:
     column = pa.array(["5", "05", "+5", "5.", " 5", "5.01", "05.0", "5.0.0", ".0", "-0", "", None])
     assert len(set(keys_of("a", a=column))) == 12
