@@ -1,7 +1,9 @@
 """Assignments drawn so far, and the paces worth drawing at."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +11,9 @@ from numpy.typing import NDArray
 from scheduler.engine import _planner
 from scheduler.problem.cost import CostModel
 
+# Assignments whose stages on one type are cut anew after each draw, and seconds for each, far more
+# than it takes.
+_CUT, _CUT_S = 4, 0.2
 _REVISING = 1000  # nodes of a pace's own search, whose answer revising does not need
 
 
@@ -17,6 +22,10 @@ class Samples:
     """Assignments drawn so far, each once, with value (tau * price an hour), tau and pace.
 
     None is worth less than `bound`.
+
+    What the policy draws are types. Where its layers on one exceed a unit's memory, a stage ends
+    where that is full; the cheapest cuts may be elsewhere, and are found for the cheapest of what
+    is drawn, whose assignments then have codes of `CostModel` for types.
     """
 
     model: CostModel
@@ -27,9 +36,29 @@ class Samples:
     values: list[float] = field(default_factory=list)
     taus: list[float] = field(default_factory=list)
     assignments: list[NDArray[np.int32]] = field(default_factory=list)
+    cut: set[bytes] = field(default_factory=set)
 
     def add(self, drawn: NDArray[np.int32]) -> None:
         """Provision those not seen before."""
+        begun = len(self.values)
+        self._provision(drawn)
+        if self.model.cuts and len(self.values) > begun:
+            # Where none meets the demands others may with other cuts.
+            cheapest = self.ranked()[:_CUT] or range(begun, len(self.values))[:_CUT]
+            self._cut([self.assignments[n] for n in cheapest])
+
+    def _cut(self, assignments: Sequence[NDArray[np.int32]]) -> None:
+        native, types = self.model.native, self.model.num_types
+        for codes in assignments:
+            row = codes % types
+            stages = _planner.split(native, row.tolist())
+            if row.tobytes() in self.cut or all(a[2] != b[2] for a, b in pairwise(stages)):
+                continue
+            self.cut.add(row.tobytes())
+            if found := _planner.cut(native, row.tolist(), self.floor, _CUT_S):
+                self._provision(np.array([found], np.int32))
+
+    def _provision(self, drawn: NDArray[np.int32]) -> None:
         fresh: list[NDArray[np.int32]] = []
         for row in drawn:
             key = row.tobytes()
@@ -53,6 +82,7 @@ class Samples:
         """Take in what another one holds."""
         fresh = [n for n, row in enumerate(other.assignments) if row.tobytes() not in self.seen]
         self.seen |= other.seen
+        self.cut |= other.cut
         self.values += [other.values[n] for n in fresh]
         self.taus += [other.taus[n] for n in fresh]
         self.assignments += [other.assignments[n] for n in fresh]

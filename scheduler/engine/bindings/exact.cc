@@ -38,6 +38,18 @@ std::vector<Stage> Stages(const Problem& problem, const std::vector<int32_t>& as
   return stages;
 }
 
+std::vector<int32_t> Cut(Problem problem, const std::vector<int32_t>& assignment, double floor,
+                         double seconds) {
+  Stages(problem, assignment);
+  nb::gil_scoped_release release;
+  for (int layer = 0; layer < problem.layers; ++layer) {
+    for (int type = 0; type < problem.types; ++type) {
+      if (type != assignment[layer] % problem.types) problem.allowed[problem.At(layer, type)] = 0;
+    }
+  }
+  return Solve(problem, floor, {assignment}, {}, seconds).assignment;
+}
+
 std::vector<double> UnitsAt(const Problem& problem, const std::vector<int32_t>& assignment,
                             double tau) {
   std::vector<double> units;
@@ -59,6 +71,9 @@ void BindExact(nb::module_& m) {
   m.def("solve", &SolveReleased, "problem"_a, "floor"_a, "starts"_a, "seconds"_a,
         "known"_a = std::vector<std::pair<double, double>>(),
         "Find the least tau * price an hour over all assignments, and a bound below all.");
+  m.def("cut", &Cut, "problem"_a, "assignment"_a, "floor"_a, "seconds"_a,
+        "The assignment of the cheapest plan with the same types, whose stages side by side on one "
+        "type are cut anywhere; empty where none is found.");
   m.def("units", &UnitsAt, "problem"_a, "assignment"_a, "tau"_a,
         "Fewest units of each stage with ET <= tau, s a sample; infinite where no number is "
         "enough.");

@@ -1,8 +1,10 @@
 """The PPO agent: its own samples, feasible, repeatable, near the optimum; fine-tuning."""
 
 import math
+import random
 import tempfile
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +113,38 @@ def test_fine_tuning_never_makes_it_worse(
     assert tuned.evaluations >= plain.evaluations
     assert all(math.isfinite(point.mean_reward) for point in tuned.curve)
     assert not list(tmp_path.glob("SB3*"))  # no logs of the learning are left
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3, 4])
+def test_stages_of_one_type_are_cut_where_it_is_cheapest(seed: int) -> None:
+    """A unit holds some 16 of 20 layers; what a cut costs differs by layer."""
+    chance = random.Random(seed)
+    rows = [
+        {
+            name: {
+                "compute_s": chance.uniform(0.001, 1.0) * faster,
+                "sync_s": chance.choice([0.0, 0.01, 0.03]),
+                "transfer_s": chance.choice([0.0, 0.02, 0.4]),
+                "parallel_compute": chance.choice([0.5, 0.9, 1.0]),
+                "parallel_sync": chance.choice([0.0, 0.5, 0.9, 1.0]),
+                "memory_bytes": chance.choice([3.0, 5.0, 10.0]),
+            }
+            for name, faster in (("cpu", 1.0), ("t4", 0.3), ("v100", 0.1))
+        }
+        for _ in range(20)
+    ]
+    offer = {
+        name: (price, chance.randint(5, 60))
+        for name, price in (("cpu", 0.05), ("t4", 0.4), ("v100", 2.5))
+    }
+    drawn = model(workload(*rows, ps_core_s=1e-4), resources(**offer))
+    problem = CostModel(drawn.workload, drawn.resources, cuts=True)
+    solution = solve(problem, seconds=5.0)
+    assert solution.proven
+    assert solution.plan is not None
+    assert any(a.type == b.type for a, b in pairwise(solution.plan.stages))
+    found = agent.draw(problem, seed=seed, bound=solution.plan.cost, attained=True).plan
+    assert found.cost <= solution.plan.cost * 1.003
 
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
