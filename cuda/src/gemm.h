@@ -65,14 +65,20 @@ struct Ahead {
   }
 };
 
+// Nothing is asked for while a tile is worked on.
+struct NotAhead {
+  void step() {}
+};
+
 // What becomes of a sum: it is written, added to what is there, or written past the cache.
 enum class Put { kWrite, kAdd, kPast };
 
 // c[Rows, 2 vectors] = a[Rows, depth] * panel[depth, 2 vectors], whose rows are `across` apart; the
-// last columns may be cut.
-template <int Bytes, int Rows, bool ARowsAdjacent, typename S>
+// last columns may be cut. Two steps at a time: what is not a product is an eighth of a step's
+// instructions then, which shows where another thread has half of the core.
+template <int Bytes, int Rows, bool ARowsAdjacent, typename S, typename Asked>
 inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, int64_t across, Put put,
-                 S* c, int64_t width, int64_t columns, Ahead& ahead) {
+                 S* c, int64_t width, int64_t columns, Asked& ahead) {
   using Loose = typename Vector<S, Bytes>::Loose;
   using Vec = typename Vector<S, Bytes>::Type;
   constexpr int kLanes = Bytes / sizeof(S);
@@ -89,18 +95,27 @@ inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, int6
       __builtin_prefetch(c + i * width + kLanes, 1);
     }
   }
-  for (int64_t k = 0; k < depth; ++k, panel += across) {
-    ahead.step();
-    const Vec left = *reinterpret_cast<const Loose*>(panel);
-    const Vec right = *reinterpret_cast<const Loose*>(panel + kLanes);
+  const auto step = [&](int64_t k) __attribute__((always_inline)) {
+    const Vec left = *reinterpret_cast<const Loose*>(panel + k * across);
+    const Vec right = *reinterpret_cast<const Loose*>(panel + k * across + kLanes);
 #pragma GCC unroll 16
     for (int i = 0; i < Rows; ++i) {
-      const S factor = ARowsAdjacent ? at[0][i] : at[i / 3][i % 3 * stride];
+      const S factor = ARowsAdjacent ? at[0][i + k * next] : at[i / 3][i % 3 * stride + k];
       sums[i][0] += factor * left;
       sums[i][1] += factor * right;
     }
+  };
+  int64_t k = 0;
+  for (; k + 2 <= depth; k += 2, panel += 2 * across) {
+    ahead.step();
+    step(0);
+    step(1);
 #pragma GCC unroll 16
-    for (int i = 0; i < kBases; ++i) at[i] += next;
+    for (int i = 0; i < kBases; ++i) at[i] += 2 * next;
+  }
+  if (k < depth) {
+    ahead.step();
+    step(0);
   }
   if (put == Put::kPast && columns >= 2 * kLanes) {
 #pragma GCC unroll 16
@@ -127,9 +142,9 @@ inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, int6
 }
 
 // A tile of `rows` rows, 1 to Rows.
-template <int Bytes, int Rows, bool Packed, typename S>
+template <int Bytes, int Rows, bool Packed, typename S, typename Asked>
 inline void tile_of(int64_t rows, int64_t depth, const S* a, int64_t stride, const S* panel,
-                    int64_t across, Put put, S* c, int64_t width, int64_t columns, Ahead& ahead) {
+                    int64_t across, Put put, S* c, int64_t width, int64_t columns, Asked& ahead) {
   if constexpr (Rows > 1) {
     if (rows < Rows) {
       return tile_of<Bytes, Rows - 1, Packed>(rows, depth, a, stride, panel, across, put, c, width,
@@ -290,7 +305,7 @@ inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, co
     for (int64_t j = 0; j < n; j += kWide) {
       if (j % block == 0) {
         const int64_t panels = ((n - j < block ? n - j : block) + kWide - 1) / kWide;
-        const int64_t steps = panels * ((m + kRows - 1) / kRows) * deep;
+        const int64_t steps = panels * ((m + kRows - 1) / kRows) * ((deep + 1) / 2);
         if (j + block < n) {
           ahead = ahead_of<kWide>(part(k, j + block), deep, n - j - block, steps);
         } else if (k + kDepth < depth) {

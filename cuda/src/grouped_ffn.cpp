@@ -11,6 +11,7 @@
 
 #include "grouped_ffn_blocks.h"
 #include "heterps/gather.h"
+#include "instructions.h"
 #include "pages.h"
 #include "parallel.h"
 
@@ -147,7 +148,7 @@ struct Work {
       : shape(shape),
         dtype(dtype),
         threads(threads),
-        kernels(ffn_blocks_of_this_cpu(dtype)),
+        kernels(HETERPS_OF_THIS_CPU(ffn_blocks)(dtype)),
         item(bytes_of(dtype)),
         spare(rounded(kernels.scratch_bytes(shape, kMostRows))) {}
 
@@ -251,18 +252,6 @@ bool by_groups(const Work& work, const int64_t* offsets) {
 }
 
 }  // namespace
-
-FfnBlocks ffn_blocks_of_this_cpu(DType dtype) {
-#ifdef HETERPS_X86_KERNELS
-  static const bool avx512 =
-      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (avx512) return ffn_blocks_avx512(dtype);
-  if (avx2) return ffn_blocks_avx2(dtype);
-#endif
-  return ffn_blocks_portable(dtype);
-}
 
 void grouped_ffn_cpu(const FfnShape& shape, DType dtype, const FfnArrays& arrays, int threads) {
   check_offsets(shape, arrays.offsets);

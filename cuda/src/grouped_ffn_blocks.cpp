@@ -1,9 +1,10 @@
 // The work on one block of rows; compiled once for each instruction set (see gemm.h for what that
-// forbids here), which CMake gives as HETERPS_FFN_BLOCKS, the function's name, and HETERPS_TILING.
+// forbids here), whose name CMake gives as HETERPS_INSTRUCTIONS, and HETERPS_TILING.
 #include "grouped_ffn_blocks.h"
 
 #include "activation.h"
 #include "gemm.h"
+#include "instructions.h"
 
 namespace heterps {
 namespace {
@@ -189,27 +190,11 @@ void weight_strip(const FfnShape& shape, const FfnArrays& arrays, const FfnGradi
 }
 
 template <typename Tile, typename T>
-void dense_product(const DenseProduct& p, void* memory) {
-  using S = Sum<T>;
-  S* spare = static_cast<S*>(memory);
-  if constexpr (std::is_same_v<T, S>) {
-    if (p.few) {
-      multiply_dots<Tile>(p.m, p.n, p.depth, in<T>(p.a), p.a_row, in<T>(p.b), p.b_column,
-                          static_cast<T*>(p.to), p.width);
-      return;
-    }
-  }
-  product<Tile>(p.m, p.n, p.depth, Matrix<T>{in<T>(p.a), p.a_row, p.a_column},
-                Matrix<T>{in<T>(p.b), p.b_row, p.b_column}, static_cast<T*>(p.to), p.width,
-                spare + multiply_scratch<Tile, S>(p.m), spare);
-}
-
-template <typename Tile, typename T>
 FfnBlocks blocks_for() {
   return {scratch_bytes<Tile, T>,  act_bytes<T>,
           first_step<Tile, T>,     second_step<Tile, T>,
           backward_first<Tile, T>, backward_second<Tile, T>,
-          weight_strip<Tile, T>,   dense_product<Tile, T>};
+          weight_strip<Tile, T>};
 }
 
 template <typename Tile>
@@ -228,6 +213,8 @@ FfnBlocks blocks_for(DType dtype) {
 
 }  // namespace
 
-FfnBlocks HETERPS_FFN_BLOCKS(DType dtype) { return blocks_for<Tiling<HETERPS_TILING>>(dtype); }
+FfnBlocks HETERPS_NAMED(ffn_blocks)(DType dtype) {
+  return blocks_for<Tiling<HETERPS_TILING>>(dtype);
+}
 
 }  // namespace heterps

@@ -34,19 +34,6 @@ struct Columns {
   int64_t to;
 };
 
-// to[m, n], rows `width` apart, = a[m, depth] b[depth, n]; `few`: b is transposed and is read where
-// it lies, in another order of sums.
-struct DenseProduct {
-  int64_t m, n, depth;
-  const void* a;
-  int64_t a_row, a_column;
-  const void* b;
-  int64_t b_row, b_column;
-  void* to;
-  int64_t width;
-  bool few;
-};
-
 // `spare` is scratch memory of scratch_bytes() for blocks of so many rows, aligned to 64 bytes.
 // Forward and backward have two steps: the first gives hidden units, the second columns of D. The
 // second needs all of the first for its rows, in `act`: [rows of the block, H] in the type of sums,
@@ -67,13 +54,10 @@ struct FfnBlocks {
                           void* spare);
   void (*weights)(const FfnShape& shape, const FfnArrays& arrays, const FfnGradients& gradients,
                   const Strip& strip, void* spare);
-  // Of a type that is that of its sums `spare` may be that of a shape without columns.
-  void (*product)(const DenseProduct& product, void* spare);
 };
 
 FfnBlocks ffn_blocks_portable(DType dtype);
 FfnBlocks ffn_blocks_avx2(DType dtype);
 FfnBlocks ffn_blocks_avx512(DType dtype);
-FfnBlocks ffn_blocks_of_this_cpu(DType dtype);
 
 }  // namespace heterps

@@ -3,112 +3,122 @@
 #include <algorithm>
 #include <vector>
 
-#include "grouped_ffn_blocks.h"
+#include "instructions.h"
+#include "linear_blocks.h"
 #include "parallel.h"
 
 namespace heterps {
 namespace {
 
-constexpr int64_t kMostRows = 192;            // of a piece
-constexpr int64_t kMostOutputs = 512;         // of a piece that is summed over all rows
+constexpr int64_t kMostRows = 192;            // of a piece, where packed columns are not kept
+constexpr int64_t kMostOutputs = 512;         // of such a piece that is summed over all rows
+constexpr int64_t kMostColumns = 2048;        // of a piece, packed
 constexpr int64_t kFewRows = 16;              // below which weights are not packed
 constexpr int64_t kPanel = 32;                // columns that are packed together
 constexpr int64_t kFewOutputs = 16;           // below which most of a panel would be empty
+constexpr int64_t kFewDeep = 4;               // up to which a sum is in memory, not in registers
+constexpr int64_t kLarge = 128;               // rows and columns from which both are packed
 constexpr int64_t kGrain = int64_t{1} << 17;  // products that are worth a thread
 
-// Scratch memory of the calling thread.
-class Spare {
- public:
-  // For products of so many rows, and as many rows of `width` beside them.
-  explicit Spare(const FfnBlocks& kernels, int64_t rows, int64_t width = 0) {
-    thread_local std::vector<float> memory;
-    const FfnShape shape{rows, 1, 0, 0, Activation::kRelu};  // sums lie where they are written
-    const size_t product = kernels.scratch_bytes(shape, rows) / sizeof(float);
-    const size_t size = product + static_cast<size_t>(rows * width);
-    if (memory.size() < size) memory.resize(size);
-    product_ = memory.data();
-    rows_ = product_ + product;
-  }
+// Scratch memory of the calling thread, aligned to 64 bytes: of what was asked for last.
+float* spare(int64_t bytes) {
+  thread_local std::vector<float> memory;
+  constexpr size_t kAlignment = 64 / sizeof(float);
+  const size_t size = static_cast<size_t>(bytes) / sizeof(float) + kAlignment;
+  if (memory.size() < size) memory.resize(size);
+  const size_t past = reinterpret_cast<uintptr_t>(memory.data()) / sizeof(float) % kAlignment;
+  return memory.data() + (past == 0 ? 0 : kAlignment - past);
+}
 
-  float* product() const { return product_; }
-  float* rows() const { return rows_; }
-
- private:
-  float* product_;
-  float* rows_;
+// How many pieces there are of rows and of columns.
+struct Pieces {
+  int64_t down;
+  int64_t across;
 };
 
-// Calls work(begin, end, from, to) for pieces of rows begin .. end, at most so many, and columns
-// from .. to, as many as there are threads worth it: by columns as far as that goes, since for each
-// piece the columns are packed anew.
-template <typename Work>
-void for_pieces(int64_t rows, int64_t most, int64_t columns, int64_t depth, int threads,
-                const Work& work) {
+int64_t parts(int64_t size, int64_t most) { return std::max<int64_t>(1, (size + most - 1) / most); }
+
+// As many as there are threads worth it. What is packed is so for each piece anew.
+Pieces pieces_of(const LinearProduct& p, LinearWay way, int64_t most, int threads) {
   const int64_t worth =
-      std::clamp<int64_t>(rows * columns * depth / kGrain, 1, static_cast<int64_t>(threads));
-  const int64_t panels = (columns + kPanel - 1) / kPanel;
-  const int64_t across = std::max<int64_t>(1, std::min(worth, panels));
-  const int64_t down = std::max((rows + most - 1) / most,
-                                std::min(worth / across, (rows + kFewRows - 1) / kFewRows));
-  parallel_for(across * down, threads, [&](int64_t i) {
+      std::clamp<int64_t>(p.m * p.n * p.depth / kGrain, 1, static_cast<int64_t>(threads));
+  const int64_t panels = parts(p.n, kPanel);
+  if (way != LinearWay::kPacked) {  // columns alone are packed: by them as far as that goes
+    const int64_t across = std::min(worth, panels);
+    return {std::max(parts(p.m, most), std::min(worth / across, parts(p.m, kFewRows))), across};
+  }
+  Pieces best{1, 1};
+  int64_t least = -1;
+  for (int64_t down = 1; down <= std::min(worth, parts(p.m, kFewRows)); ++down) {
+    const int64_t across = std::min(panels, std::max(worth / down, parts(p.n, kMostColumns)));
+    // Of the largest piece, what it multiplies and what it packs, which takes longer for each.
+    const int64_t m = parts(p.m, down), n = parts(panels, across) * kPanel;
+    const int64_t cost = m * n + 16 * (m + n);
+    if (least >= 0 && cost >= least) continue;
+    least = cost;
+    best = {down, across};
+  }
+  return best;
+}
+
+// The whole product, in pieces. `add`: to what is there.
+void compute(const LinearProduct& whole, LinearWay way, int64_t most, bool add, int threads) {
+  const LinearBlocks blocks = HETERPS_OF_THIS_CPU(linear_blocks)();
+  const auto [down, across] = pieces_of(whole, way, most, threads);
+  const int64_t panels = parts(whole.n, kPanel);
+  parallel_for(down * across, threads, [&, down = down, across = across](int64_t i) {
     const int64_t r = i / across, c = i % across;
-    work(rows * r / down, rows * (r + 1) / down, panels * c / across * kPanel,
-         std::min(columns, panels * (c + 1) / across * kPanel));
+    const int64_t begin = whole.m * r / down, end = whole.m * (r + 1) / down;
+    const int64_t from = panels * c / across * kPanel;
+    const int64_t to = std::min(whole.n, panels * (c + 1) / across * kPanel);
+    LinearProduct piece = whole;
+    piece.m = end - begin, piece.n = to - from;
+    piece.a += begin * whole.a_row, piece.b += from * whole.b_column;
+    if (whole.bias != nullptr) piece.bias += from;
+    if (whole.rectified != nullptr) piece.rectified += begin * whole.width + from;
+    float* out = whole.to + begin * whole.width + from;
+    const int64_t scratch = blocks.scratch_bytes(piece, way, whole.m);
+    float* memory = spare(scratch + (add ? piece.m * piece.n * int64_t{sizeof(float)} : 0));
+    float* sums = memory + scratch / static_cast<int64_t>(sizeof(float));
+    piece.to = add ? sums : out;
+    if (add) piece.width = piece.n;
+    blocks.product(piece, way, whole.m, memory);
+    if (!add) return;
+    for (int64_t row = 0; row < piece.m; ++row, out += whole.width, sums += piece.n) {
+      for (int64_t j = 0; j < piece.n; ++j) out[j] += sums[j];
+    }
   });
+}
+
+LinearWay way_of(int64_t rows, int64_t columns, int64_t depth) {
+  const bool large = std::min(rows, columns) >= kLarge && depth > 0;
+  return large ? LinearWay::kPacked : LinearWay::kInPlace;
 }
 
 }  // namespace
 
 void linear_forward_cpu(const LinearShape& shape, const float* x, const float* weight,
-                        const float* bias, float* y, int threads) {
+                        const float* bias, bool relu, float* y, int threads) {
   const int64_t rows = shape.rows, inputs = shape.inputs, outputs = shape.outputs;
-  const FfnBlocks kernels = ffn_blocks_of_this_cpu(DType::kFloat32);
   const bool few = rows < kFewRows || outputs < kFewOutputs;
-  for_pieces(rows, kMostRows, outputs, inputs, threads,
-             [&](int64_t begin, int64_t end, int64_t from, int64_t to) {
-               const Spare spare(kernels, end - begin);
-               float* out = y + begin * outputs + from;
-               kernels.product({end - begin, to - from, inputs, x + begin * inputs, inputs, 1,
-                                weight + from * inputs, 1, inputs, out, outputs, few},
-                               spare.product());
-               if (bias == nullptr) return;
-               for (int64_t row = begin; row < end; ++row, out += outputs) {
-                 for (int64_t i = from; i < to; ++i) out[i - from] += bias[i];
-               }
-             });
+  compute({rows, outputs, inputs, x, inputs, 1, weight, 1, inputs, y, outputs, bias, relu},
+          few ? LinearWay::kDots : way_of(rows, outputs, inputs), kMostRows, false, threads);
 }
 
 void linear_grad_input_cpu(const LinearShape& shape, const float* grad, const float* weight,
-                           float* grad_x, bool add, int threads) {
+                           const float* rectified, float* grad_x, bool add, int threads) {
   const int64_t rows = shape.rows, inputs = shape.inputs, outputs = shape.outputs;
-  const FfnBlocks kernels = ffn_blocks_of_this_cpu(DType::kFloat32);
-  for_pieces(rows, kMostRows, inputs, outputs, threads,
-             [&](int64_t begin, int64_t end, int64_t from, int64_t to) {
-               const int64_t width = to - from;
-               const Spare spare(kernels, end - begin, add ? width : 0);
-               float* out = grad_x + begin * inputs + from;
-               float* sums = add ? spare.rows() : out;
-               kernels.product({end - begin, width, outputs, grad + begin * outputs, outputs, 1,
-                                weight + from, inputs, 1, sums, add ? width : inputs, false},
-                               spare.product());
-               if (!add) return;
-               for (int64_t row = begin; row < end; ++row, out += inputs, sums += width) {
-                 for (int64_t i = 0; i < width; ++i) out[i] += sums[i];
-               }
-             });
+  const bool shallow = outputs > 0 && outputs <= kFewDeep;
+  compute({rows, inputs, outputs, grad, outputs, 1, weight, inputs, 1, grad_x, inputs, nullptr,
+           false, rectified},
+          shallow ? LinearWay::kShallow : way_of(rows, inputs, outputs), kMostRows, add, threads);
 }
 
 void linear_grad_weight_cpu(const LinearShape& shape, const float* grad, const float* x,
                             float* grad_weight, int threads) {
   const int64_t rows = shape.rows, inputs = shape.inputs, outputs = shape.outputs;
-  const FfnBlocks kernels = ffn_blocks_of_this_cpu(DType::kFloat32);
-  for_pieces(outputs, kMostOutputs, inputs, rows, threads,
-             [&](int64_t begin, int64_t end, int64_t from, int64_t to) {
-               const Spare spare(kernels, end - begin);
-               kernels.product({end - begin, to - from, rows, grad + begin, 1, outputs, x + from,
-                                inputs, 1, grad_weight + begin * inputs + from, inputs, false},
-                               spare.product());
-             });
+  compute({outputs, inputs, rows, grad, 1, outputs, x, inputs, 1, grad_weight, inputs},
+          way_of(outputs, inputs, rows), kMostOutputs, false, threads);
 }
 
 }  // namespace heterps

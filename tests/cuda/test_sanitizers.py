@@ -13,6 +13,7 @@ SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 INSTRUCTION_SETS = {
     "portable": ("16,4", []),
     "avx2": ("32,6", ["-mavx2", "-mfma"]),
+    "tiles of avx512": ("64,12", []),  # on any processor
     "avx512": ("64,12", ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]),
 }
 EVERY = pytest.mark.exhaustive
@@ -54,6 +55,7 @@ def run(program: Path) -> None:
         ("portable", "-O0"),
         pytest.param("portable", "-O3", marks=EVERY),
         pytest.param("avx2", "-O1", marks=EVERY),
+        pytest.param("tiles of avx512", "-O1", marks=EVERY),
         pytest.param("avx512", "-O1", marks=EVERY),
     ],
 )
@@ -63,8 +65,8 @@ def test_grouped_ffn_stays_in_its_arrays(name: str, level: str, tmp_path: Path) 
     if not all(flag.removeprefix("-m") in has for flag in flags):
         pytest.skip(f"a processor without {name}")
     # The one name that grouped_ffn.cpp knows without HETERPS_X86_KERNELS.
-    blocks = ["-DHETERPS_FFN_BLOCKS=ffn_blocks_portable", f"-DHETERPS_TILING={tiling}"]
-    files = ("gather", "grouped_ffn", "grouped_ffn_blocks", "linear")
+    blocks = ["-DHETERPS_INSTRUCTIONS=portable", f"-DHETERPS_TILING={tiling}"]
+    files = ("gather", "grouped_ffn", "grouped_ffn_blocks", "linear", "linear_blocks")
     sources = [CUDA / "src" / f"{file}.cpp" for file in files]
     run(built(tmp_path / "ffn", [level, *flags, *blocks], *sources, NATIVE / "ffn.cc"))
 

@@ -93,10 +93,20 @@ def routed_ffn_backward(
     threads: int = 1,
 ) -> None: ...
 def linear_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, threads: int = 1
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    relu: bool = False,
+    threads: int = 1,
 ) -> None: ...
 def linear_grad_input(
-    grad: Tensor, weight: Tensor, grad_x: Tensor, add: bool = False, threads: int = 1
+    grad: Tensor,
+    weight: Tensor,
+    grad_x: Tensor,
+    add: bool = False,
+    rectified: Tensor | None = None,
+    threads: int = 1,
 ) -> None: ...
 def linear_grad_weight(
     grad: Tensor, x: Tensor, grad_weight: Tensor, threads: int = 1

@@ -1,4 +1,4 @@
-"""`nn.Linear` whose products run where they were measured to be fastest.
+"""`nn.Linear` whose products run where they were measured to be fastest, and the ReLU between two.
 
 Three products of a layer: forward, x W^T; grad_input, g W; grad_weight, g^T x. Each has a route:
     torch: its own BLAS.
@@ -7,6 +7,10 @@ Three products of a layer: forward, x W^T; grad_input, g W; grad_weight, g^T x. 
         not depend on threads.
 Routes are chosen before a training (`workers/profiling/linear.py`) and stay what they are in it:
 sums in float32 have another order on another route, so the bits of a result go with the choice.
+
+In an `nn.Sequential` a ReLU between two such layers is computed with their products, while its
+numbers are in the cache: forward with those of the layer before it, backward with the gradient that
+the layer behind it gives. The layer before gets the gradient of the ReLU's input then.
 
 Whatever else a layer may meet is torch's own: evaluation, so that a loaded model predicts what was
 measured; other dtypes and devices, autocast, `torch.compile`, transforms of `torch.func`; and
@@ -97,19 +101,30 @@ class Routes:
         return min(measured, key=lambda one: (abs(math.log(rows / one[0])), one[0]))[1]
 
 
-def forward(route: str, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Rows [N, in], weight [out, in], bias [out]: [N, out]."""
+def forward(
+    route: str, rows: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False
+) -> Tensor:
+    """Rows [N, in], weight [out, in], bias [out]: [N, out], with `relu` what a ReLU makes of it."""
     if route == NATIVE:
-        found: Tensor = _native(rows, weight, bias)
+        return _native(rows, weight, bias, relu)  # type: ignore[no-any-return]
+    found = _onednn(rows, weight, bias) if route == ONEDNN else F.linear(rows, weight, bias)
+    return found.relu_() if relu else found
+
+
+def grad_input(route: str, grad: Tensor, weight: Tensor, rectified: Tensor | None = None) -> Tensor:
+    """Grad [N, out], weight [out, in]: [N, in].
+
+    With `rectified`, [N, in], the rows that a ReLU gave, it is the gradient of the ReLU's input.
+    """
+    # Of one output a number is one product, whose bits are those of any route.
+    if route == NATIVE or (rectified is not None and len(weight) == 1):
+        return product.grad_input(grad, weight, rectified)
+    found = _onednn(grad, weight.t(), None) if route == ONEDNN else grad @ weight
+    if rectified is None:
         return found
-    return _onednn(rows, weight, bias) if route == ONEDNN else F.linear(rows, weight, bias)
-
-
-def grad_input(route: str, grad: Tensor, weight: Tensor) -> Tensor:
-    """Grad [N, out], weight [out, in]: [N, in]."""
-    if route == NATIVE:
-        return product.grad_input(grad, weight)
-    return _onednn(grad, weight.t(), None) if route == ONEDNN else grad @ weight
+    return torch.ops.aten.threshold_backward.grad_input(  # type: ignore[no-any-return]
+        found, rectified, 0, grad_input=found
+    )
 
 
 def grad_weight(route: str, grad: Tensor, rows: Tensor) -> Tensor:
@@ -120,8 +135,8 @@ def grad_weight(route: str, grad: Tensor, rows: Tensor) -> Tensor:
 
 
 @operation("heterps::linear")
-def _native(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return product.forward(rows, weight, bias)
+def _native(rows: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    return product.forward(rows, weight, bias, relu)
 
 
 def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -130,27 +145,46 @@ def _onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """Rows [N, in], weight [out, in], bias [out] or None: [N, out]."""
+    """Rows [N, in], weight [out, in], bias [out] or None: [N, out].
+
+    With `relu` what a ReLU makes of that; then the gradient that comes back is the one of the
+    ReLU's input, as whoever has these as rows, `rectified`, gives it.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, products: Products
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        products: Products,
+        relu: bool,
+        rectified: bool,
     ) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        ctx.products = products
-        return forward(products.forward, rows, weight, bias)
+        ctx.products, ctx.rectified = products, rectified
+        return forward(products.forward, rows, weight, bias, relu)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
         products: Products = ctx.products
-        if torch.is_grad_enabled() or not grad.is_contiguous():  # to be differentiated again
-            products = _PLAIN
-        of_rows, of_weight, of_bias, _ = ctx.needs_input_grad
+        of_rows, of_weight, of_bias = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():  # to be differentiated again
+            found = grad @ weight
+            if ctx.rectified:
+                found = torch.ops.aten.threshold_backward(found, rows, 0)
+            return found, grad.t() @ rows, grad.sum(0) if of_bias else None, None, None, None
+        if not grad.is_contiguous():
+            grad = grad.contiguous()
         return (
-            grad_input(products.grad_input, grad, weight) if of_rows else None,
+            grad_input(products.grad_input, grad, weight, rows if ctx.rectified else None)
+            if of_rows
+            else None,
             grad_weight(products.grad_weight, grad, rows) if of_weight else None,
             grad.sum(0) if of_bias else None,
+            None,
+            None,
             None,
         )
 
@@ -160,17 +194,11 @@ class RoutedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Input [..., in]: [..., out]."""
-        weight, bias = self.weight, self.bias
-        if not (self.training and _is_plain(input, weight, bias)):
-            return F.linear(input, weight, bias)
-        outputs, inputs = weight.shape
-        count = input.numel() // inputs if inputs else 0
-        products = self.__dict__["routes"].of(count, inputs, outputs) if count else _PLAIN
-        if products.plain:
-            return F.linear(input, weight, bias)
-        rows = input.reshape(count, inputs)
-        found: Tensor = _Linear.apply(rows, weight, bias, products)  # type: ignore[no-untyped-call]
-        return found.view(*input.shape[:-1], outputs)
+        if self.training and _is_plain(input, self):
+            chosen = _chosen([self], input)
+            if chosen is not None:
+                return _chain([self], chosen, input)
+        return F.linear(input, self.weight, self.bias)
 
     def _get_name(self) -> str:
         return nn.Linear.__name__
@@ -180,21 +208,108 @@ class RoutedLinear(nn.Linear):
         return object.__new__, (nn.Linear,), state
 
 
-def _is_plain(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether these are whole float32 matrices on a CPU, and only computed with."""
+class RoutedSequential(nn.Sequential):
+    """An `nn.Sequential` of a training; a copy or pickle of it is a plain one again."""
+
+    def forward(self, input: Any) -> Any:
+        """What its modules make of it, one after the other."""
+        if not self.training or torch.compiler.is_compiling():
+            return super().forward(input)  # type: ignore[no-untyped-call]
+        modules = list(self)
+        while modules:
+            linears = _leading(modules)
+            chosen = None
+            if len(linears) > 1 and _is_plain(input, *linears):
+                chosen = _chosen(linears, input)
+            if chosen is None:
+                input = modules.pop(0)(input)
+            else:
+                input = _chain(linears, chosen, input)
+                del modules[: 2 * len(linears) - 1]
+        return input
+
+    def _get_name(self) -> str:
+        return nn.Sequential.__name__
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return object.__new__, (nn.Sequential,), self.__dict__
+
+
+def _leading(modules: Sequence[nn.Module]) -> list[RoutedLinear]:
+    """The linear layers with which these begin, a ReLU between each two of them."""
+    found: list[RoutedLinear] = []
+    for one, relu in zip(modules[::2], [*modules[1::2], None], strict=False):
+        if not isinstance(one, RoutedLinear) or not one.training or not _is_itself(one):
+            break
+        found.append(one)
+        if type(relu) is not nn.ReLU or not _is_itself(relu):
+            break
+    return found
+
+
+def _is_itself(module: nn.Module) -> bool:
+    """Whether to call it is to call its class's forward: nobody looks on or has another."""
+    every = nn.modules.module
+    return not (
+        "forward" in module.__dict__
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or every._global_forward_hooks
+        or every._global_forward_pre_hooks
+        or every._global_backward_hooks
+        or every._global_backward_pre_hooks
+    )
+
+
+def _chosen(linears: Sequence[RoutedLinear], input: Tensor) -> list[Products] | None:
+    """Where the products of each run; None where all are torch's."""
+    rows = math.prod(input.shape[:-1])
+    if rows == 0:
+        return None
+    found = [
+        one.__dict__["routes"].of(rows, one.weight.shape[1], one.weight.shape[0]) for one in linears
+    ]
+    return None if all(products.plain for products in found) else found
+
+
+def _chain(linears: Sequence[RoutedLinear], chosen: Sequence[Products], input: Tensor) -> Tensor:
+    """Layers with a ReLU between each two of them. Input [..., in]: [..., out]."""
+    found = input.reshape(-1, input.shape[-1])
+    for number, (one, products) in enumerate(zip(linears, chosen, strict=True), 1):
+        found = _Linear.apply(  # type: ignore[no-untyped-call]
+            found, one.weight, one.bias, products, number < len(linears), number > 1
+        )
+    return found.view(*input.shape[:-1], found.shape[-1])
+
+
+def _is_plain(input: Any, *linears: nn.Linear) -> bool:
+    """Whether these are whole float32 matrices on a CPU that fit, and are only computed with."""
+    if not isinstance(input, Tensor) or input.dim() == 0:
+        return False
+    width = input.shape[-1]
+    for one in linears:
+        if one.weight.dim() != 2 or one.weight.shape[1] != width or width == 0:
+            return False
+        width = len(one.weight)
+    tensors = [tensor for one in linears for tensor in (one.weight, one.bias) if tensor is not None]
     return (
-        input.dtype == weight.dtype == torch.float32
-        and input.device.type == "cpu"
-        and input.layout == torch.strided
-        and input.dim() > 0
-        and input.is_contiguous()
-        and weight.is_contiguous()
-        and (bias is None or bias.is_contiguous())
+        all(map(_is_matrix, (input, *tensors)))
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and not torch._C._is_tracing()
-        and type(input) in (Tensor, nn.Parameter)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(input)
+    )
+
+
+def _is_matrix(tensor: Tensor) -> bool:
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.dtype == torch.float32
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
 
 
@@ -204,6 +319,8 @@ def route(module: nn.Module, routes: Routes) -> None:
     Those of a class of their own, which may compute otherwise, are left alone.
     """
     for child in module.modules():
+        if type(child) is nn.Sequential:
+            child.__class__ = RoutedSequential
         if type(child) in (nn.Linear, RoutedLinear):
             child.__class__ = RoutedLinear
             child.__dict__["routes"] = routes

@@ -10,18 +10,24 @@ from workers.ops import _ops
 from workers.ops.native import native
 
 
-def forward(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Rows [N, in], weight [out, in], bias [out]: [N, out]."""
+def forward(rows: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
+    """Rows [N, in], weight [out, in], bias [out]: [N, out], with `relu` what a ReLU makes of it."""
     found = rows.new_empty(len(rows), len(weight))
     of_bias = None if bias is None else native(bias)
-    _ops.linear_forward(native(rows), native(weight), of_bias, found, torch.get_num_threads())
+    threads = torch.get_num_threads()
+    _ops.linear_forward(native(rows), native(weight), of_bias, found, relu=relu, threads=threads)
     return found
 
 
-def grad_input(grad: Tensor, weight: Tensor) -> Tensor:
-    """Grad [N, out], weight [out, in]: [N, in]."""
+def grad_input(grad: Tensor, weight: Tensor, rectified: Tensor | None = None) -> Tensor:
+    """Grad [N, out], weight [out, in]: [N, in].
+
+    With `rectified`, [N, in], the rows that a ReLU gave, it is the gradient of the ReLU's input.
+    """
     found = grad.new_empty(len(grad), weight.shape[1])
-    _ops.linear_grad_input(native(grad), native(weight), found, threads=torch.get_num_threads())
+    above = None if rectified is None else native(rectified)
+    threads = torch.get_num_threads()
+    _ops.linear_grad_input(native(grad), native(weight), found, rectified=above, threads=threads)
     return found
 
 

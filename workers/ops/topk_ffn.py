@@ -69,7 +69,7 @@ class _TopkFfn(Function):
             if needs[0]:
                 assert of_x is not None
                 arrays = native(of_logits), native(router)
-                _ops.linear_grad_input(*arrays, of_x, True, torch.get_num_threads())
+                _ops.linear_grad_input(*arrays, of_x, True, threads=torch.get_num_threads())
             if needs[1]:
                 of_router = product.grad_weight(of_logits, x)
             of_bias = of_logits.sum(dim=0) if needs[2] else None
@@ -97,7 +97,7 @@ def _forward(
     out, rows = x.new_empty(x.shape), x.new_empty((pairs, x.shape[1]))
     pre = x.new_empty((pairs, w1.shape[2])) if keep else None
     of_bias = None if bias is None else native(bias)
-    _ops.linear_forward(x, native(router), of_bias, logits, threads)
+    _ops.linear_forward(x, native(router), of_bias, logits, threads=threads)
     _ops.route(logits, k, chosen, order, inverse, offsets, threads=threads)
     _ops.weigh(logits, chosen, weights, threads)
     number = ACTIVATIONS.index(activation)

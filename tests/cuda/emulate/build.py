@@ -100,7 +100,7 @@ def _built(
     assert changed.keys() <= text.keys()
     text.update(changed)
     every = [_Unit(Path(path)) for path in text if re.fullmatch(r"src/\w+\.(cu|cpp)", path)]
-    blocks = ("-DHETERPS_FFN_BLOCKS=ffn_blocks_portable", "-DHETERPS_TILING=16,4")
+    blocks = ("-DHETERPS_INSTRUCTIONS=portable", "-DHETERPS_TILING=16,4")
     every = [_Unit(u.source, (*sanitizer, "-O1", *blocks)) for u in every]
     every += [_Unit(u.source, (*sanitizer, "-O1", *u.flags)) for u in units]
     # The thread sanitizer is told of fibers by these two and must not watch them itself.

@@ -128,24 +128,29 @@ void all_of(DType dtype, double tolerance) {
   ffn<T>(dtype, kRelu, {5, 270}, 12, 24, tolerance);
 }
 
-void linear(int64_t tokens, int64_t dim, int64_t experts, int threads) {
+// With `between` as a layer between two ReLUs is.
+void linear(int64_t tokens, int64_t dim, int64_t experts, int threads, bool between) {
   const auto x = random<float>(tokens * dim), w = random<float>(experts * dim);
   const auto bias = random<float>(experts), grad = random<float>(tokens * experts);
   std::vector<float> logits(tokens * experts), of_x(tokens * dim, 1), of_w(experts * dim);
   const LinearShape shape{tokens, dim, experts};
-  linear_forward_cpu(shape, x.data(), w.data(), bias.data(), logits.data(), threads);
-  linear_grad_input_cpu(shape, grad.data(), w.data(), of_x.data(), true, threads);
+  linear_forward_cpu(shape, x.data(), w.data(), bias.data(), between, logits.data(), threads);
+  linear_grad_input_cpu(shape, grad.data(), w.data(), between ? x.data() : nullptr, of_x.data(),
+                        !between, threads);
   linear_grad_weight_cpu(shape, grad.data(), x.data(), of_w.data(), threads);
-  std::vector<double> out(tokens * experts), to_x(tokens * dim, 1), to_w(experts * dim, 0);
+  std::vector<double> out(tokens * experts), to_x(tokens * dim, between ? 0 : 1);
+  std::vector<double> to_w(experts * dim, 0);
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t e = 0; e < experts; ++e) {
-      out[t * experts + e] = bias[e];
+      double& sum = out[t * experts + e];
+      sum = bias[e];
       const double g = grad[t * experts + e];
       for (int64_t d = 0; d < dim; ++d) {
-        out[t * experts + e] += static_cast<double>(x[t * dim + d]) * w[e * dim + d];
-        to_x[t * dim + d] += g * w[e * dim + d];
+        sum += static_cast<double>(x[t * dim + d]) * w[e * dim + d];
+        if (!between || x[t * dim + d] > 0) to_x[t * dim + d] += g * w[e * dim + d];
         to_w[e * dim + d] += g * x[t * dim + d];
       }
+      if (between && sum < 0) sum = 0;
     }
   }
   near(logits, out, 1e-5, "logits");
@@ -159,9 +164,15 @@ int main() {
   for (const int threads : {1, 3}) {
     for (const int64_t tokens : {0, 1, 15, 16, 50, 401}) {
       for (const int64_t dim : {1, 33, 300}) {
-        for (const int64_t experts : {1, 7, 40}) linear(tokens, dim, experts, threads);
+        for (const int64_t experts : {1, 7, 40}) {
+          for (const bool between : {false, true}) linear(tokens, dim, experts, threads, between);
+        }
       }
     }
+    // Packed: all rows at once, some at a time, and so for the gradient of the weight.
+    linear(128, 257, 129, threads, true);
+    linear(519, 128, 130, threads, false);
+    linear(140, 131, 514, threads, true);
   }
   all_of<double>(DType::kFloat64, 1e-12);
   all_of<float>(DType::kFloat32, 1e-5);
