@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from bench.pages import RESULTS, machine, versions, write
-from workers.ops import linear
+from workers.ops import linear, routed_linear
 from workers.profiling.linear import choose, in_turns, products
 
 # Samples of a batch, and the widths from the input to the output.
@@ -79,7 +79,7 @@ def measure_model(rows: int, widths: tuple[int, ...], rounds: int) -> dict[str, 
     seen = {linear.Shape(rows, inputs, outputs) for inputs, outputs in pairwise(widths)}
     chosen = choose("cpu", [seen], lambda text: None)
     routed = copy.deepcopy(plain)
-    linear.route(routed, linear.Routes(chosen))
+    routed_linear.route(routed, linear.Routes(chosen))
     given = torch.randn(rows, widths[0], requires_grad=True)
 
     def step(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ namespace heterps {
 namespace {
 
 constexpr int64_t kMostRows = 192;            // of a piece, where packed columns are not kept
-constexpr int64_t kMostOutputs = 512;         // of such a piece that is summed over all rows
+constexpr int64_t kMostOutputs = 512;         // of a piece that is summed over all rows
 constexpr int64_t kMostColumns = 2048;        // of a piece, packed
 constexpr int64_t kFewRows = 16;              // below which weights are not packed
 constexpr int64_t kPanel = 32;                // columns that are packed together
@@ -43,7 +43,9 @@ Pieces pieces_of(const LinearProduct& p, LinearWay way, int64_t most, int thread
   const int64_t worth =
       std::clamp<int64_t>(p.m * p.n * p.depth / kGrain, 1, static_cast<int64_t>(threads));
   const int64_t panels = parts(p.n, kPanel);
-  if (way != LinearWay::kPacked) {  // columns alone are packed: by them as far as that goes
+  if (way != LinearWay::kPackedByRows &&
+      way !=
+          LinearWay::kPackedByColumns) {  // columns alone are packed: by them as far as that goes
     const int64_t across = std::min(worth, panels);
     return {std::max(parts(p.m, most), std::min(worth / across, parts(p.m, kFewRows))), across};
   }
@@ -90,9 +92,8 @@ void compute(const LinearProduct& whole, LinearWay way, int64_t most, bool add, 
   });
 }
 
-LinearWay way_of(int64_t rows, int64_t columns, int64_t depth) {
-  const bool large = std::min(rows, columns) >= kLarge && depth > 0;
-  return large ? LinearWay::kPacked : LinearWay::kInPlace;
+bool is_large(int64_t rows, int64_t columns, int64_t depth) {
+  return std::min(rows, columns) >= kLarge && depth > 0;
 }
 
 }  // namespace
@@ -102,23 +103,33 @@ void linear_forward_cpu(const LinearShape& shape, const float* x, const float* w
   const int64_t rows = shape.rows, inputs = shape.inputs, outputs = shape.outputs;
   const bool few = rows < kFewRows || outputs < kFewOutputs;
   compute({rows, outputs, inputs, x, inputs, 1, weight, 1, inputs, y, outputs, bias, relu},
-          few ? LinearWay::kDots : way_of(rows, outputs, inputs), kMostRows, false, threads);
+          few                               ? LinearWay::kDots
+          : is_large(rows, outputs, inputs) ? LinearWay::kPackedByRows
+                                            : LinearWay::kInPlace,
+          kMostRows, false, threads);
 }
 
 void linear_grad_input_cpu(const LinearShape& shape, const float* grad, const float* weight,
                            const float* rectified, float* grad_x, bool add, int threads) {
   const int64_t rows = shape.rows, inputs = shape.inputs, outputs = shape.outputs;
   const bool shallow = outputs > 0 && outputs <= kFewDeep;
+  const bool packed = !add && is_large(rows, inputs, outputs);
   compute({rows, inputs, outputs, grad, outputs, 1, weight, inputs, 1, grad_x, inputs, nullptr,
            false, rectified},
-          shallow ? LinearWay::kShallow : way_of(rows, inputs, outputs), kMostRows, add, threads);
+          shallow  ? LinearWay::kShallow
+          : packed ? LinearWay::kPackedByRows
+                   : LinearWay::kInPlace,
+          kMostRows, add, threads);
 }
 
 void linear_grad_weight_cpu(const LinearShape& shape, const float* grad, const float* x,
                             float* grad_weight, int threads) {
   const int64_t rows = shape.rows, inputs = shape.inputs, outputs = shape.outputs;
   compute({outputs, inputs, rows, grad, 1, outputs, x, inputs, 1, grad_weight, inputs},
-          way_of(outputs, inputs, rows), kMostOutputs, false, threads);
+          !is_large(outputs, inputs, rows) ? LinearWay::kInPlace
+          : outputs > kMostOutputs         ? LinearWay::kPackedByRows
+                                           : LinearWay::kPackedByColumns,
+          kMostOutputs, false, threads);
 }
 
 }  // namespace heterps

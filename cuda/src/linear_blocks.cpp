@@ -10,10 +10,17 @@ namespace {
 
 using Tile = Tiling<HETERPS_TILING>;
 
+bool is_packed(LinearWay way) {
+  return way == LinearWay::kPackedByRows || way == LinearWay::kPackedByColumns;
+}
+
+Blocking cut_of(const LinearProduct& p, LinearWay way, int64_t rows) {
+  return way == LinearWay::kPackedByRows ? by_rows() : by_columns(rows, p.depth);
+}
+
 int64_t scratch_bytes(const LinearProduct& p, LinearWay way, int64_t rows) {
-  const int64_t elements = way == LinearWay::kPacked
-                               ? packed_scratch<Tile, float>(p.n, blocking_of(rows, p.depth))
-                               : multiply_scratch<Tile, float>(p.m);
+  const int64_t elements = is_packed(way) ? packed_scratch<Tile, float>(p.n, cut_of(p, way, rows))
+                                          : multiply_scratch<Tile, float>(p.m);
   return elements * static_cast<int64_t>(sizeof(float));
 }
 
@@ -53,8 +60,8 @@ void shallow(const LinearProduct& p) {
 void product(const LinearProduct& p, LinearWay way, int64_t rows, void* memory) {
   float* spare = static_cast<float*>(memory);
   const Matrix<float> a{p.a, p.a_row, p.a_column}, b{p.b, p.b_row, p.b_column};
-  if (way == LinearWay::kPacked) {
-    multiply_packed<Tile>(p.m, p.n, p.depth, a, b, p.to, p.width, blocking_of(rows, p.depth), spare,
+  if (is_packed(way)) {
+    multiply_packed<Tile>(p.m, p.n, p.depth, a, b, p.to, p.width, cut_of(p, way, rows), spare,
                           [&](int64_t from, int64_t to) { finish(p, from, to); });
     return;
   }

@@ -22,17 +22,18 @@ struct LinearProduct {
   const float* rectified = nullptr;
 };
 
-// How it is computed: it follows from the whole product, of which the one above may be a piece, and
-// says in which order is summed.
+// How it is computed.
 enum class LinearWay {
-  kDots,     // b is transposed and both are read along their rows
-  kInPlace,  // a is read where it lies
-  kShallow,  // no depth to speak of: rows of b are summed; in the order of kInPlace
-  kPacked,
+  kDots,            // b is transposed and both are read along their rows
+  kInPlace,         // a is read where it lies
+  kShallow,         // no depth to speak of: rows of b are summed; in the order of kInPlace
+  kPackedByRows,    // of many rows; in the order of kInPlace
+  kPackedByColumns  // of up to 512 rows
 };
 
+// `rows` are those of the whole product, of which this may be a piece.
 struct LinearBlocks {
-  // Bytes of scratch memory, aligned to 64 bytes. `rows` are those of the whole product.
+  // Bytes of scratch memory, aligned to 64 bytes.
   int64_t (*scratch_bytes)(const LinearProduct& product, LinearWay way, int64_t rows);
   void (*product)(const LinearProduct& product, LinearWay way, int64_t rows, void* spare);
 };

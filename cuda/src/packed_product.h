@@ -12,30 +12,26 @@
 namespace heterps {
 namespace {
 
-// How a product is cut. It follows from the sizes of the whole, never from pieces of threads, since
-// it says in which order is summed.
+constexpr int64_t kHeldElements = 80 * 1024;  // of A, that the second cache holds
+constexpr int64_t kRowsAtOnce = 72;           // a multiple of all tiles' rows
+
+// How a product is cut. It says in which order is summed, so it follows from the whole, of which
+// threads may have pieces.
 struct Blocking {
   int64_t depth;  // that is summed at a time
   int64_t rows;   // of A that are packed at a time
-  bool resident;  // all columns of B are kept packed, for all rows; else one panel, for one block
+  bool resident;  // all columns of B are kept packed, for all rows; else one panel at a time
 };
 
-constexpr int64_t kHeld = 80 * 1024;  // elements that the second cache holds for long
-constexpr int64_t kMostHeldRows = 512;
-constexpr int64_t kRowsAtOnce = 72;  // a multiple of all tiles' rows
+// For many rows: all columns of B are packed, which a third cache holds, and a few rows of A at a
+// time. An element is summed as multiply() does it.
+inline Blocking by_rows() { return {kDepth, kRowsAtOnce, true}; }
 
-// Parts of `size`, each `most` at the most, as even as they can be.
-inline int64_t even(int64_t size, int64_t most) {
-  const int64_t parts = (size + most - 1) / most;
-  return parts == 0 ? 1 : (size + parts - 1) / parts;
-}
-
-// For rows of A up to a number all of them are packed, and of B a panel at a time; for more all
-// columns of B, which third caches hold, and a few rows of A.
-inline Blocking blocking_of(int64_t m, int64_t depth) {
-  if (m > kMostHeldRows) return {even(depth, kDepth), kRowsAtOnce, true};
-  const int64_t held = m == 0 ? kDepth : kHeld / m;
-  return {even(depth, held < kDepth ? held : kDepth), m, false};
+// For a deep product of few rows: all of them are packed, and B a panel at a time.
+inline Blocking by_columns(int64_t m, int64_t depth) {
+  const int64_t held = kHeldElements / m < kDepth ? kHeldElements / m : kDepth;
+  const int64_t parts = (depth + held - 1) / held;  // as even as they can be
+  return {(depth + parts - 1) / parts, m, false};
 }
 
 template <typename Tile, typename S>

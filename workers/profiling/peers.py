@@ -36,7 +36,8 @@ from workers.model.chain.trace import TracedModel
 from workers.model.code.entry import job_model
 from workers.model.module.inputs import inputs_of
 from workers.model.objective.loss import job_loss
-from workers.ops.linear import Routes, route
+from workers.ops.linear import Routes
+from workers.ops.routed_linear import route
 from workers.profiling.rows import ShardRows
 from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of
 from workers.stage.experts.offloading import take_all_out

@@ -39,7 +39,8 @@ from workers.model.module.inputs import inputs_of
 from workers.model.module.whole import check_smallest
 from workers.model.objective.loss import job_loss
 from workers.offload.training.suited import check_suited
-from workers.ops.linear import Routes, Shape, of_type, route
+from workers.ops.linear import Routes, Shape, of_type
+from workers.ops.routed_linear import route
 from workers.profiling import datasheet, linear
 from workers.profiling.against_steps import besides, drop_waits, tell_delay
 from workers.profiling.catalogue import computes_in_bf16, with_data_sheet

@@ -25,7 +25,7 @@ from workers.links.session import Session
 from workers.links.transport import Neighbours
 from workers.model.module.randomness import Randomness
 from workers.model.module.statistics import RunningStatistics
-from workers.ops.linear import route
+from workers.ops.routed_linear import route
 from workers.stage.cuts.judge import CutFacts
 from workers.stage.cuts.state import base_names
 from workers.stage.experts.split import split_experts

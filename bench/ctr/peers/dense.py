@@ -20,7 +20,7 @@ from bench.ctr.shape import BATCH, CHECKED, WIDTHS
 from bench.ps.peers import children
 from chassis.memory import keep_buffers
 from workers.device.units import compute_environment
-from workers.ops import linear
+from workers.ops import linear, routed_linear
 from workers.profiling.linear import choose, products
 
 _PROCESSES = 2
@@ -37,7 +37,7 @@ class _Layers:
         keep_buffers()
         sizes = {linear.Shape(_ROWS, inputs, outputs) for inputs, outputs in pairwise(WIDTHS)}
         self._tower = tower()
-        linear.route(self._tower, linear.Routes(choose("cpu", [sizes], lambda text: None)))
+        routed_linear.route(self._tower, linear.Routes(choose("cpu", [sizes], lambda text: None)))
         self._given = torch.randn(_ROWS, WIDTHS[0], requires_grad=True)
 
     def turn(self, seconds: float) -> dict[str, float]:

@@ -6,7 +6,8 @@ from torch import nn
 
 from heterps import MoE
 from protos.decision_pb2 import LinearRoute
-from workers.ops.linear import Routes, available, route
+from workers.ops.linear import Routes, available
+from workers.ops.routed_linear import route
 from workers.profiling.arithmetic import _cudnn_rnn, forward_flops
 
 TOKENS, DIM, EXPERTS, HIDDEN = 96, 32, 8, 48
