@@ -70,8 +70,9 @@ class RoutedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Input [..., in]: [..., out]."""
-        concerned = self.training and self.__dict__["routes"].concern(self)
-        if concerned and _is_plain(input, self):
+        # A parametrized weight, which another class than this has, may change each time it is read.
+        own = type(self) is RoutedLinear and self.training
+        if own and self.__dict__["routes"].concern(self) and _is_plain(input, self):
             chosen = _chosen([self], input)
             if chosen is not None:
                 return _chain([self], chosen, input)
@@ -119,7 +120,7 @@ def _leading(modules: Sequence[nn.Module]) -> list[RoutedLinear]:
     """The linear layers with which these begin, a ReLU between each two of them."""
     found: list[RoutedLinear] = []
     for one, relu in zip(modules[::2], [*modules[1::2], None], strict=False):
-        if not isinstance(one, RoutedLinear) or not one.training or not _is_itself(one):
+        if type(one) is not RoutedLinear or not one.training or not _is_itself(one):
             break
         found.append(one)
         if type(relu) is not nn.ReLU or not _is_itself(relu):

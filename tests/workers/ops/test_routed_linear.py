@@ -175,6 +175,21 @@ def test_a_module_with_a_forward_of_its_own_has_it_called(in_one):
     assert set(in_one) == {1}
 
 
+def test_a_parametrized_weight_is_read_as_often_as_torch_reads_it(in_one):
+    torch.manual_seed(9)
+    model, given = perceptron(12, 140, 130), torch.randn(200, 12)
+    made = all_routed(model, 200)
+    for one in (model, made):
+        torch.manual_seed(10)
+        torch.nn.utils.parametrizations.spectral_norm(one[2])
+    for _ in range(3):
+        torch.testing.assert_close(made(given), model(given))
+    state = made[2].state_dict()
+    for name, wanted in model[2].state_dict().items():
+        assert torch.equal(state[name], wanted), name
+    assert set(in_one) == {1}  # the layer before it
+
+
 @pytest.mark.parametrize("frozen", [0, 2, 4])
 @pytest.mark.parametrize("of_input", [True, False])
 def test_layers_that_are_not_trained_have_no_gradients(frozen, of_input):
