@@ -74,8 +74,8 @@ struct NotAhead {
 enum class Put { kWrite, kAdd, kPast };
 
 // c[Rows, 2 vectors] = a[Rows, depth] * panel[depth, 2 vectors], whose rows are `across` apart; the
-// last columns may be cut. Two steps at a time: what is not a product is an eighth of a step's
-// instructions then, which shows where another thread has half of the core.
+// last columns may be cut. Two steps at a time: what counts them is half as much, which shows where
+// another thread has half of the core.
 template <int Bytes, int Rows, bool ARowsAdjacent, typename S, typename Asked>
 inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, int64_t across, Put put,
                  S* c, int64_t width, int64_t columns, Asked& ahead) {
