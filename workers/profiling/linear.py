@@ -5,6 +5,7 @@ than torch's own only where that takes at least `GAIN` less; small ones, where t
 are torch's.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -35,44 +36,50 @@ def choose(
         kind: name of this machine's resource type.
         seen: the layers that each of some equally large batches went through. Where their rows
             differ, as of lists of any length, oneDNN would make a kernel each time, which takes
-            about a millisecond: these are torch's.
+            about a millisecond: it is no choice there.
     """
-    if len(linear.available()) == 1:
+    here = linear.available()
+    if len(here) == 1:
         return []
-    even = _even(seen)
-    sizes = sorted({*even, *(one._replace(rows=one.rows // SMALLER) for one in even)})
+    of_any_rows = [route for route in here if route != linear.ONEDNN]
+    even, uneven = _by_evenness(seen)
+    routes = dict.fromkeys(uneven, of_any_rows) | dict.fromkeys(even, here)
+    smaller = {one._replace(rows=one.rows // SMALLER): some for one, some in routes.items()}
     return [
-        _measured(kind, rows, inputs, outputs, log)
-        for rows, inputs, outputs in sizes
-        if 2.0 * rows * inputs * outputs >= LEAST_FLOP
+        _measured(kind, size, some, log)
+        for size, some in sorted((smaller | routes).items())
+        if 2.0 * math.prod(size) >= LEAST_FLOP
     ]
 
 
-def _even(seen: Sequence[Collection[Shape]]) -> list[Shape]:
-    """Those of layers whose rows are as many in every batch."""
+def _by_evenness(seen: Sequence[Collection[Shape]]) -> tuple[list[Shape], list[Shape]]:
+    """Layers whose rows are as many in every batch; and others, at their median of rows."""
     of_batches = []
     for batch in seen:
         rows: dict[tuple[int, int], set[int]] = {}
         for one in batch:
             rows.setdefault((one.inputs, one.outputs), set()).add(one.rows)
         of_batches.append(rows)
-    first = of_batches[0] if of_batches else {}
-    return [
-        Shape(rows, *size)
-        for size, some in first.items()
-        if all(other.get(size) == some for other in of_batches)
-        for rows in some
-    ]
+    even: list[Shape] = []
+    uneven: list[Shape] = []
+    for size in dict.fromkeys(size for one in of_batches for size in one):
+        first, *others = (one.get(size, set()) for one in of_batches)
+        if all(other == first for other in others):
+            even += [Shape(number, *size) for number in first]
+        else:
+            every = [number for one in of_batches for number in one.get(size, ())]
+            uneven.append(Shape(statistics.median_high(every), *size))
+    return even, uneven
 
 
 def _measured(
-    kind: str, rows: int, inputs: int, outputs: int, log: Callable[[str], None]
+    kind: str, size: Shape, routes: Collection[str], log: Callable[[str], None]
 ) -> LinearRoute:
+    rows, inputs, outputs = size
     best: dict[str, str] = {}
     told = []
     for name, product in products(rows, inputs, outputs).items():
-        routes = {route: partial(product, route) for route in linear.available()}
-        seconds = _medians(routes)
+        seconds = _medians({route: partial(product, route) for route in routes})
         plain = seconds[linear.TORCH]
         route = min(seconds, key=lambda one: seconds[one])
         best[name] = route if seconds[route] <= (1 - GAIN) * plain else linear.TORCH

@@ -55,9 +55,27 @@ def test_turns_give_a_time_for_each():
     assert calls == ["a", "b"] * 4  # by turns, the first of which is not told
 
 
-def test_a_layer_whose_rows_differ_from_batch_to_batch_is_torchs(seconds):
-    seconds[:] = [0.5] * 12
+def test_a_layer_whose_rows_differ_from_batch_to_batch_is_not_onednns(monkeypatch):
+    asked = []
+
+    def medians(contestants):
+        asked.append(tuple(contestants))
+        return {route: {TORCH: 1.0, ONEDNN: 0.5, NATIVE: 0.8}[route] for route in contestants}
+
+    monkeypatch.setattr(linear.linear, "available", lambda: (TORCH, ONEDNN, NATIVE))
+    monkeypatch.setattr(linear, "_medians", medians)
     fixed, more = Shape(4096, 429, 400), Shape(2048, 429, 429)
-    batches = [{fixed, more, Shape(rows, 400, 400)} for rows in (4000, 4096)]
+    batches = [{fixed, more, Shape(rows, 400, 400)} for rows in (4000, 4096, 4050)]
+    batches[1].add(Shape(3000, 500, 400))
     found = linear.choose("cpu", batches, lambda text: None)
-    assert {(one.inputs, one.outputs) for one in found} == {(429, 400), (429, 429)}
+    assert {(one.rows, one.inputs, one.outputs): one.forward for one in found} == {
+        (512, 429, 400): ONEDNN,
+        (4096, 429, 400): ONEDNN,
+        (256, 429, 429): ONEDNN,
+        (2048, 429, 429): ONEDNN,
+        (506, 400, 400): NATIVE,
+        (4050, 400, 400): NATIVE,
+        (375, 500, 400): NATIVE,
+        (3000, 500, 400): NATIVE,
+    }
+    assert set(asked) == {(TORCH, NATIVE), (TORCH, ONEDNN, NATIVE)}
