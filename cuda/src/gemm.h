@@ -223,13 +223,14 @@ void multiply_dots(int64_t m, int64_t n, int64_t depth, const S* a, int64_t stri
   }
 }
 
+inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
+
 // What of `b`, of so many rows and columns, is read first, to be asked for in so many steps.
 template <int kWide, typename T>
 inline Ahead ahead_of(const Matrix<T>& b, int64_t depth, int64_t columns, int64_t steps) {
   const auto lines = [](int64_t elements) {
     return (elements * static_cast<int64_t>(sizeof(T)) + 63) / 64;
   };
-  const auto least = [](int64_t one, int64_t other) { return one < other ? one : other; };
   const bool along = b.column == 1;
   const int64_t deep = least(depth, kDepth);
   const int64_t width = lines(along ? least(columns, kBlock) : deep);

@@ -43,8 +43,7 @@ Pieces pieces_of(const LinearProduct& p, LinearWay way, int64_t most, int thread
   const int64_t worth =
       std::clamp<int64_t>(p.m * p.n * p.depth / kGrain, 1, static_cast<int64_t>(threads));
   const int64_t panels = parts(p.n, kPanel);
-  const bool packed = way == LinearWay::kPackedByRows || way == LinearWay::kPackedByColumns;
-  if (!packed) {  // but for columns: by them as far as that goes
+  if (!is_packed(way)) {  // but for columns: by them as far as that goes
     const int64_t across = std::min(worth, panels);
     return {std::max(parts(p.m, most), std::min(worth / across, parts(p.m, kFewRows))), across};
   }

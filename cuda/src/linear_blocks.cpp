@@ -10,10 +10,6 @@ namespace {
 
 using Tile = Tiling<HETERPS_TILING>;
 
-bool is_packed(LinearWay way) {
-  return way == LinearWay::kPackedByRows || way == LinearWay::kPackedByColumns;
-}
-
 Blocking cut_of(const LinearProduct& p, LinearWay way, int64_t rows) {
   return way == LinearWay::kPackedByRows ? by_rows() : by_columns(rows, p.depth);
 }

@@ -31,6 +31,12 @@ enum class LinearWay {
   kPackedByColumns  // of up to 512 rows
 };
 
+namespace {
+constexpr bool is_packed(LinearWay way) {
+  return way == LinearWay::kPackedByRows || way == LinearWay::kPackedByColumns;
+}
+}  // namespace
+
 // `rows` are those of the whole product, of which this may be a piece.
 struct LinearBlocks {
   // Bytes of scratch memory, aligned to 64 bytes.

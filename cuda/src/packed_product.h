@@ -29,7 +29,7 @@ inline Blocking by_rows() { return {kDepth, kRowsAtOnce, true}; }
 
 // For a deep product of few rows: all of them are packed, and B a panel at a time.
 inline Blocking by_columns(int64_t m, int64_t depth) {
-  const int64_t held = kHeldElements / m < kDepth ? kHeldElements / m : kDepth;
+  const int64_t held = least(kHeldElements / m, kDepth);
   const int64_t parts = (depth + held - 1) / held;  // as even as they can be
   return {(depth + parts - 1) / parts, m, false};
 }
@@ -88,7 +88,6 @@ void multiply_packed(int64_t m, int64_t n, int64_t depth, const Matrix<S>& a, co
   constexpr int64_t kWide = kWideOf<Tile, S>;
   S* right = scratch;
   S* left = scratch + cut.depth * (cut.resident ? (n + kWide - 1) / kWide * kWide : kWide);
-  const auto least = [](int64_t one, int64_t other) { return one < other ? one : other; };
   for (int64_t k = 0; k < depth; k += cut.depth) {
     const int64_t deep = least(cut.depth, depth - k);
     const auto rows_at = [&](int64_t i) {

@@ -70,9 +70,7 @@ class RoutedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Input [..., in]: [..., out]."""
-        # A parametrized weight, which another class than this has, may change each time it is read.
-        own = type(self) is RoutedLinear and self.training
-        if own and self.__dict__["routes"].concern(self) and _is_plain(input, self):
+        if _routed(self) and _concerned(self) and _is_plain(input, self):
             chosen = _chosen([self], input)
             if chosen is not None:
                 return _chain([self], chosen, input)
@@ -91,12 +89,9 @@ class RoutedSequential(nn.Sequential):
 
     def forward(self, input: Any) -> Any:
         """What its modules make of it, one after the other."""
-        modules = list(self)
-        concerned = self.training and any(
-            type(one) is RoutedLinear and one.__dict__["routes"].concern(one) for one in modules
-        )
-        if not concerned or torch.compiler.is_compiling():
+        if not _routed(self) or not any(map(_concerned, self)):
             return super().forward(input)  # type: ignore[no-untyped-call]
+        modules = list(self)
         while modules:
             linears = _leading(modules)
             chosen = None
@@ -116,6 +111,19 @@ class RoutedSequential(nn.Sequential):
         return object.__new__, (nn.Sequential,), self.__dict__
 
 
+def _routed(module: nn.Module) -> bool:
+    """Whether to look at routes at all: it trains, and no compiler follows what is asked here."""
+    return module.training and not torch.compiler.is_compiling()
+
+
+def _concerned(module: nn.Module) -> bool:
+    """Whether it may run elsewhere than in torch's BLAS.
+
+    A parametrized weight, which another class has, may change each time it is read.
+    """
+    return type(module) is RoutedLinear and module.__dict__["routes"].concern(module)
+
+
 def _leading(modules: Sequence[nn.Module]) -> list[RoutedLinear]:
     """The linear layers with which these begin, a ReLU between each two of them."""
     found: list[RoutedLinear] = []
@@ -133,6 +141,7 @@ def _is_itself(module: nn.Module) -> bool:
     every = nn.modules.module
     return not (
         "forward" in module.__dict__
+        or module._compiled_call_impl is not None
         or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
@@ -178,7 +187,6 @@ def _is_plain(input: Any, *linears: nn.Linear) -> bool:
     return (
         all(map(_is_matrix, (input, *tensors)))
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
         and not torch._C._is_tracing()
     )
 

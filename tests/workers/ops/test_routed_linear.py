@@ -254,6 +254,36 @@ def test_a_copied_or_exported_or_compiled_sequential_is_a_plain_one(in_one):
     torch.testing.assert_close(made[:2](given), made[0](given).relu())
 
 
+@pytest.mark.parametrize("part", [lambda made: made, lambda made: made[0]])
+def test_a_compiler_sees_what_torch_computes_in_one_graph(in_one, part):
+    made, graphs = part(all_routed(perceptron(12, 16, 4), 20)), []
+    given = torch.randn(20, 12)
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    found = torch.compile(made, backend=backend, fullgraph=True)(given)
+    assert torch.equal(found, made.eval()(given))
+    assert len(graphs) == 1
+    assert not in_one
+
+
+def test_a_layer_that_is_compiled_by_itself_is_called_as_it_is(in_one):
+    made, graphs = all_routed(perceptron(12, 16, 4), 20), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    made[2].compile(backend=backend)
+    made(torch.randn(20, 12))
+    assert len(graphs) == 1
+    assert in_one == [1]
+
+
 def test_a_chain_that_does_not_fit_fails_as_torchs_does():
     made = all_routed(nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(17, 4)), 20)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
