@@ -342,10 +342,11 @@ def best_of(model: CostModel, floor: float, policy: Policy, samples: Samples) ->
     ranked = samples.ranked()[:3]
     plans = [provisioned(model, samples.assignments[n].tolist(), floor) for n in ranked]
     if not plans:
-        # The fastest of an assignment takes longer to find where each is simulated.
+        # Those drawn for speed come last; the fastest of one takes longer to find where each is
+        # simulated.
         most = 4 if model.steps.simulated else 64
-        plans = [provisioned(model, row.tolist(), floor) for row in samples.assignments[:most]]
-        ranked = list(range(len(plans)))
+        ranked = list(reversed(range(len(samples.assignments))))[:most]
+        plans = [provisioned(model, samples.assignments[n].tolist(), floor) for n in ranked]
     place = min(range(len(plans)), key=lambda n: plans[n].rank)
     plan = plans[place]
     chances, values = _replayed(model, policy, samples.assignments[ranked[place]], plan)

@@ -144,7 +144,7 @@ void Episode::Teach(const uint8_t* mask, double* values) const {
       if (!p.Ends(last)) continue;
       double units = terms.Units(tau);
       if (used_[t] + units > pace_->left()[t]) continue;
-      double value = base + units * guide.weight[t] + guide.off[p.At(last + 1, t)];
+      double value = base + units * guide.weight[t] + pace_->Guided(terms, last, t);
       values[t] = std::min(values[t], value);
     }
   }

@@ -35,6 +35,20 @@ Pace::Pace(std::shared_ptr<const Problem> problem, double floor, int nodes, doub
   Describe();
 }
 
+// What follows a stage `terms` on `type` that ends with the layer `last`: one on another type, or
+// on the same where it ends because its memory is full.
+Pace::Rest Pace::After(const Finish& finish, const Terms& terms, int last, int type) const {
+  const Problem& p = *problem_;
+  size_t at = p.At(last + 1, type), use = at * p.types;
+  bool again = Full(terms, last, type) && finish.on[at] < finish.off[at];
+  return again ? Rest{finish.on[at], &finish.use_on[use]}
+               : Rest{finish.off[at], &finish.use_off[use]};
+}
+
+bool Pace::Full(const Terms& terms, int last, int type) const {
+  return last + 1 < problem_->layers && problem_->Overflows(terms, last + 1, type);
+}
+
 Finish Pace::Solve(const std::vector<double>& weight) const {
   const Problem& p = *problem_;
   int layers = p.layers, types = p.types;
@@ -49,7 +63,7 @@ Finish Pace::Solve(const std::vector<double>& weight) const {
     for (int type = 0; type < types; ++type) {
       Terms terms;
       double best = kInf, best_units = 0;
-      int best_last = -1;
+      const float* best_after = nullptr;
       for (int last = first; last < layers; ++last) {
         if (!p.allowed[p.At(last, type)]) break;
         p.Extend(&terms, last, type);
@@ -63,14 +77,14 @@ Finish Pace::Solve(const std::vector<double>& weight) const {
           if (bare.Units(tau_) > left_[type]) break;
           continue;
         }
-        double value = weight[type] * units + f.off[p.At(last + 1, type)];
-        if (value < best) best = value, best_last = last, best_units = units;
+        Rest rest = After(f, terms, last, type);
+        double value = weight[type] * units + rest.cost;
+        if (value < best) best = value, best_after = rest.use, best_units = units;
       }
       size_t at = p.At(first, type);
       f.on[at] = best;
-      if (best_last >= 0) {
-        const float* after = &f.use_off[p.At(best_last + 1, type) * types];
-        std::copy(after, after + types, &f.use_on[at * types]);
+      if (best_after) {
+        std::copy_n(best_after, types, &f.use_on[at * types]);
         f.use_on[at * types + type] += static_cast<float>(best_units);
       }
     }
@@ -85,7 +99,7 @@ Finish Pace::Solve(const std::vector<double>& weight) const {
       }
     }
     for (int type = 0; type < types; ++type) {
-      int next = type == one && !p.cuts ? two : one;
+      int next = type == one ? two : one;
       if (next < 0) continue;
       size_t at = p.At(first, type), from = p.At(first, next);
       f.off[at] = f.on[from];
@@ -205,13 +219,13 @@ Pace::Answer Pace::Known(const Finish& finish, const State& state, float* use) c
     if (!p.allowed[p.At(last, type)]) break;
     p.Extend(&terms, last, type);
     if (terms.memory > p.capacity[type] || terms.cs > tau_ || terms.ds > tau_) break;
-    size_t at = p.At(last + 1, type);
-    if (!p.Ends(last) || finish.off[at] == kInf) continue;
+    Rest rest = After(finish, terms, last, type);
+    if (!p.Ends(last) || rest.cost == kInf) continue;
     double units = terms.Units(tau_);
     double taken = state.used[type] + units;
     if (taken > left_[type]) continue;
-    double value = finish.weight[type] * units + finish.off[at];
-    const float* after = &finish.use_off[at * types];
+    double value = finish.weight[type] * units + rest.cost;
+    const float* after = rest.use;
     bool fits = taken + after[type] <= left_[type];
     for (int t = 0; fits && t < types; ++t) {
       fits = t == type || state.used[t] + after[t] <= left_[t];
@@ -235,7 +249,7 @@ bool Pace::CanFinish(int layer, int type, const Terms& run, bool goes_on,
     if (answer == Answer::kYes) return true;
     if (answer == Answer::kNo) return false;  // limits aside, so no table knows better
   }
-  if (!goes_on && Hopeless(layer, type, true, used)) return false;
+  if (!goes_on && Hopeless(layer, type, Start::kOn, used)) return false;
   for (const auto& path : paths_) {
     if (Follow(state, path)) return true;
   }
@@ -309,18 +323,22 @@ const std::vector<Finish>& Pace::Least() const {
 }
 
 // Whether even the least use of some type, whatever the others, is too much: of a way that starts
-// on `type` (`on`) or on any other.
-bool Pace::Hopeless(int layer, int type, bool on, const double* used) const {
+// on `type`, on any other, or on either.
+bool Pace::Hopeless(int layer, int type, Start start, const double* used) const {
   size_t at = problem_->At(layer, type);
+  auto cost = [&](const Finish& finish) {
+    if (start == Start::kOn) return finish.on[at];
+    return start == Start::kOff ? finish.off[at] : std::min(finish.on[at], finish.off[at]);
+  };
   if (dual_) {
     // Whatever the weights, a way within the limits costs at most what they leave.
-    double value = on ? dual_->on[at] : dual_->off[at];
+    double value = cost(*dual_);
     for (int t = 0; t < problem_->types; ++t) value += dual_->weight[t] * used[t];
     if (value > dual_left_ * (1 + 1e-9)) return true;
   }
   const std::vector<Finish>& least = Least();
   for (int t = 0; t < problem_->types; ++t) {
-    if (used[t] + (on ? least[t].on[at] : least[t].off[at]) > left_[t]) return true;
+    if (used[t] + cost(least[t]) > left_[t]) return true;
   }
   return false;
 }
@@ -332,6 +350,7 @@ bool Pace::Search(const State& state, double* used, std::vector<int32_t>* path) 
   struct End {
     double value, units;
     int last;
+    bool full;
   };
   int type = state.type;
   const Finish& order = dual_ ? *dual_ : *finishes_[0];
@@ -342,16 +361,18 @@ bool Pace::Search(const State& state, double* used, std::vector<int32_t>* path) 
     p.Extend(&terms, last, type);
     if (terms.memory > p.capacity[type] || terms.cs > tau_ || terms.ds > tau_) break;
     double units = terms.Units(tau_);
-    double off = order.off[p.At(last + 1, type)];
-    if (!p.Ends(last) || used[type] + units > left_[type] || off == kInf) continue;
-    ends.push_back({order.weight[type] * units + off, units, last});
+    double rest = After(order, terms, last, type).cost;
+    if (!p.Ends(last) || used[type] + units > left_[type] || rest == kInf) continue;
+    ends.push_back({order.weight[type] * units + rest, units, last, Full(terms, last, type)});
   }
   std::sort(ends.begin(), ends.end(), [](const End& a, const End& b) { return a.value < b.value; });
   for (const End& end : ends) {
     if (--nodes_left_ <= 0) return false;
     used[type] += end.units;
-    bool found = end.last + 1 == p.layers || (!Hopeless(end.last + 1, type, false, used) &&
-                                              SearchNext(end.last + 1, type, used, path));
+    Start start = end.full ? Start::kEither : Start::kOff;
+    bool found = end.last + 1 == p.layers ||
+                 (!Hopeless(end.last + 1, type, start, used) &&
+                  SearchNext(end.last + 1, end.full ? -1 : type, used, path));
     used[type] -= end.units;
     if (found) {
       std::fill(path->begin() + state.layer, path->begin() + end.last + 1, type);
@@ -361,18 +382,18 @@ bool Pace::Search(const State& state, double* used, std::vector<int32_t>* path) 
   return false;
 }
 
-// The same for a stage that starts at `layer`, on any type but `before`.
+// The same for a stage that starts at `layer`, on any type but `before`, -1 for any.
 bool Pace::SearchNext(int layer, int before, double* used, std::vector<int32_t>* path) const {
   const Problem& p = *problem_;
   const Finish& order = dual_ ? *dual_ : *finishes_[0];
   std::vector<int> types;
   for (int t = 0; t < p.types; ++t) {
-    if ((t != before || p.cuts) && order.on[p.At(layer, t)] < kInf) types.push_back(t);
+    if (t != before && order.on[p.At(layer, t)] < kInf) types.push_back(t);
   }
   std::sort(types.begin(), types.end(),
             [&](int a, int b) { return order.on[p.At(layer, a)] < order.on[p.At(layer, b)]; });
   for (int t : types) {
-    if (!Hopeless(layer, t, true, used) && Search({layer, t, {}, false, used}, used, path)) {
+    if (!Hopeless(layer, t, Start::kOn, used) && Search({layer, t, {}, false, used}, used, path)) {
       return true;
     }
   }

@@ -12,7 +12,8 @@ namespace heterps::scheduler {
 // The cheapest ways to finish from each layer, where a unit of type t costs weight[t].
 //
 // on[l, t] starts a stage on t at layer l; off[l, t] starts one on any other type, and is what
-// follows a stage on t. `use_*` are the units of each type that this way takes.
+// follows a stage on t unless that ends as its memory is full. `use_*` are the units of each type
+// that this way takes.
 struct Finish {
   std::vector<double> weight;
   std::vector<double> on, off;         // [layers + 1, types]
@@ -46,6 +47,10 @@ class Pace {
   // ignored: a lower bound. `guided` has them priced in: the cheapest kept by this pace.
   double LeastPrice() const;
   double GuidedPrice() const { return guided_price_; }
+  // What follows in it a stage `terms` on `type` that ends with the layer `last`.
+  double Guided(const Terms& terms, int last, int type) const {
+    return After(guide(), terms, last, type).cost;
+  }
   const Finish& guide() const {
     return guided_price_ == kInf && dual_ ? *dual_ : *finishes_[guide_];
   }
@@ -72,7 +77,16 @@ class Pace {
   };
   enum class Answer { kNo, kYes, kUnknown };
 
+  struct Rest {
+    double cost;
+    const float* use;
+  };
+  enum class Start { kOn, kOff, kEither };
+
   Finish Solve(const std::vector<double>& weight) const;
+  Rest After(const Finish& finish, const Terms& terms, int last, int type) const;
+  // Whether the stage `terms` on `type` must end with the layer `last`, as no more fits.
+  bool Full(const Terms& terms, int last, int type) const;
   Answer Known(const Finish& finish, const State& state, float* use) const;
   bool Learn(const State& state) const;
   void Describe();
@@ -81,7 +95,7 @@ class Pace {
   bool Search(const State& state, double* used, std::vector<int32_t>* path) const;
   bool SearchNext(int layer, int before, double* used, std::vector<int32_t>* path) const;
   bool Follow(const State& state, const std::vector<int32_t>& path) const;
-  bool Hopeless(int layer, int type, bool on, const double* used) const;
+  bool Hopeless(int layer, int type, Start start, const double* used) const;
   const std::vector<Finish>& Least() const;
 
   std::shared_ptr<const Problem> problem_;

@@ -115,8 +115,7 @@ def test_fine_tuning_never_makes_it_worse(
     assert not list(tmp_path.glob("SB3*"))  # no logs of the learning are left
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3, 4])
-def test_stages_of_one_type_are_cut_where_it_is_cheapest(seed: int) -> None:
+def crowded(seed: int) -> CostModel:
     """A unit holds some 16 of 20 layers; what a cut costs differs by layer."""
     chance = random.Random(seed)
     rows = [
@@ -138,13 +137,28 @@ def test_stages_of_one_type_are_cut_where_it_is_cheapest(seed: int) -> None:
         for name, price in (("cpu", 0.05), ("t4", 0.4), ("v100", 2.5))
     }
     drawn = model(workload(*rows, ps_core_s=1e-4), resources(**offer))
-    problem = CostModel(drawn.workload, drawn.resources, cuts=True)
+    return CostModel(drawn.workload, drawn.resources, cuts=True)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3, 4])
+def test_stages_of_one_type_are_cut_where_it_is_cheapest(seed: int) -> None:
+    problem = crowded(seed)
     solution = solve(problem, seconds=5.0)
     assert solution.proven
     assert solution.plan is not None
     assert any(a.type == b.type for a, b in pairwise(solution.plan.stages))
     found = agent.draw(problem, seed=seed, bound=solution.plan.cost, attained=True).plan
     assert found.cost <= solution.plan.cost * 1.003
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_floors_near_the_highest_are_kept_where_memory_has_stages_cut(seed: int) -> None:
+    problem = crowded(seed)
+    top = solve(problem, seconds=5.0).max_throughput
+    assert agent.draw(problem, 0.98 * top).plan.feasible
+    beyond = agent.draw(problem, 1.05 * top).plan
+    assert not beyond.feasible
+    assert beyond.throughput == pytest.approx(top, rel=0.01)  # the nearest that can be
 
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
