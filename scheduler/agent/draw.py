@@ -219,7 +219,7 @@ def _revise(
     made: list[_planner.Pace] = []
     starts: list[NDArray[np.int32]] = []
     for index in samples.ranked():
-        row = samples.assignments[index] % samples.model.num_types
+        row = samples.assignments[index]
         rate = search.clipped(1 / samples.taus[index])
         # Where the floor binds the best plans all run at it, and many are all but the same.
         same_pace = (starts[n] for n, o in enumerate(made) if abs(math.log(rate / o.floor)) <= 1e-3)
@@ -364,7 +364,7 @@ def _replayed(
     if plan.throughput <= 0:
         return np.zeros(model.allowed.shape, np.float32), np.zeros(model.num_layers, np.float32)
     pace = _planner.Pace(model.native, plan.throughput / model.expected.slowdown * (1 - 1e-9))
-    return policy.network.replay(pace, assignment % model.num_types)
+    return policy.network.replay(pace, assignment)
 
 
 def _missed(model: CostModel, floor: float, seed: int, policy: Policy, samples: Samples) -> Drawn:

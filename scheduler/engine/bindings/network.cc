@@ -41,14 +41,14 @@ void CheckPaces(const std::vector<std::shared_ptr<Pace>>& paces) {
 
 using Assignment = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-void CheckAssignment(const Pace& pace, const Assignment& assignment) {
-  const Problem& p = pace.problem();
-  bool valid = assignment.size() == static_cast<size_t>(p.layers);
-  for (int l = 0; valid && l < p.layers; ++l) {
-    int32_t type = assignment.data()[l];
-    valid = type >= 0 && type < p.types && p.allowed[p.At(l, type)];
+// Types, with cuts as `Split` has them.
+void CheckAssignment(const Problem& p, const int32_t* assignment) {
+  for (int l = 0; l < p.layers; ++l) {
+    int32_t code = assignment[l];
+    if (code < 0 || code >= (p.cuts ? 2 : 1) * p.types || !p.allowed[p.At(l, code % p.types)]) {
+      throw std::invalid_argument("expected a type for each layer that may run it");
+    }
   }
-  if (!valid) throw std::invalid_argument("expected a type for each layer that may run it");
 }
 
 auto SampleAll(const Network& network, const std::vector<std::shared_ptr<Pace>>& paces, int count,
@@ -77,12 +77,7 @@ auto ReviseAll(const Network& network, const std::vector<std::shared_ptr<Pace>>&
   size_t layers = paces[0]->problem().layers;
   if (starts.shape(1) != layers) throw std::invalid_argument("expected a type for each layer");
   const Problem& p = paces[0]->problem();
-  for (size_t n = 0; n < starts.size(); ++n) {
-    int32_t type = starts.data()[n];
-    if (type < 0 || type >= p.types || !p.allowed[p.At(static_cast<int>(n % layers), type)]) {
-      throw std::invalid_argument("expected a type for each layer that may run it");
-    }
-  }
+  for (size_t n = 0; n < paces.size(); ++n) CheckAssignment(p, starts.data() + n * layers);
   ReviseSettings settings{trials, window, temperature, heat, slack, floor};
   std::vector<int32_t> found;
   {
@@ -96,7 +91,8 @@ auto ReviseAll(const Network& network, const std::vector<std::shared_ptr<Pace>>&
 nb::tuple ReplayOne(const Network& network, const std::shared_ptr<Pace>& pace,
                     const Assignment& assignment) {
   size_t layers = pace->problem().layers, types = pace->problem().types;
-  CheckAssignment(*pace, assignment);
+  if (assignment.size() != layers) throw std::invalid_argument("expected a type for each layer");
+  CheckAssignment(pace->problem(), assignment.data());
   Trace trace = Replay(network, pace, assignment.data());
   return nb::make_tuple(Owned(std::move(trace.chances), {layers, types}),
                         Owned(std::move(trace.values), {layers}));

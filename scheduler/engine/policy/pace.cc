@@ -35,18 +35,19 @@ Pace::Pace(std::shared_ptr<const Problem> problem, double floor, int nodes, doub
   Describe();
 }
 
-// What follows a stage `terms` on `type` that ends with the layer `last`: one on another type, or
-// on the same where it ends because its memory is full.
+// The cheapest that may follow a stage `terms` on `type` that ends with the layer `last`.
 Pace::Rest Pace::After(const Finish& finish, const Terms& terms, int last, int type) const {
   const Problem& p = *problem_;
-  size_t at = p.At(last + 1, type), use = at * p.types;
-  bool again = Full(terms, last, type) && finish.on[at] < finish.off[at];
-  return again ? Rest{finish.on[at], &finish.use_on[use]}
-               : Rest{finish.off[at], &finish.use_off[use]};
-}
-
-bool Pace::Full(const Terms& terms, int last, int type) const {
-  return last + 1 < problem_->layers && problem_->Overflows(terms, last + 1, type);
+  size_t at = p.At(last + 1, type);
+  Rest rest{finish.off[at], &finish.use_off[at * p.types]};
+  if (!p.cuts) return rest;
+  const auto& again = finish.again[at];
+  double bytes = p.Whole(terms);
+  auto apart = std::partition_point(again.begin(), again.end(), [&](const Finish::Again& one) {
+    return !p.Apart(bytes, one.bytes, type);
+  });
+  if (apart == again.end() || !(apart->cost < rest.cost)) return rest;
+  return {apart->cost, &finish.use_again[apart->use]};
 }
 
 Finish Pace::Solve(const std::vector<double>& weight) const {
@@ -59,11 +60,13 @@ Finish Pace::Solve(const std::vector<double>& weight) const {
   f.use_on.assign(f.on.size() * types, 0);
   f.use_off.assign(f.on.size() * types, 0);
   std::fill(f.off.end() - types, f.off.end(), 0.0);
+  if (p.cuts) f.again.resize(f.on.size());
   for (int first = layers - 1; first >= 0; --first) {
     for (int type = 0; type < types; ++type) {
       Terms terms;
-      double best = kInf, best_units = 0;
-      const float* best_after = nullptr;
+      double best = kInf;
+      std::vector<float> use(types, 0);
+      std::vector<Finish::Again>* again = p.cuts ? &f.again[p.At(first, type)] : nullptr;
       for (int last = first; last < layers; ++last) {
         if (!p.allowed[p.At(last, type)]) break;
         p.Extend(&terms, last, type);
@@ -79,13 +82,23 @@ Finish Pace::Solve(const std::vector<double>& weight) const {
         }
         Rest rest = After(f, terms, last, type);
         double value = weight[type] * units + rest.cost;
-        if (value < best) best = value, best_after = rest.use, best_units = units;
+        if (!(value < best) && !(again && value < kInf)) continue;
+        std::copy_n(rest.use, types, use.begin());
+        use[type] += static_cast<float>(units);
+        if (again) {
+          again->push_back({p.Whole(terms), value, f.use_again.size()});
+          f.use_again.insert(f.use_again.end(), use.begin(), use.end());
+        }
+        if (value < best) {
+          best = value;
+          std::copy(use.begin(), use.end(), &f.use_on[p.At(first, type) * types]);
+        }
       }
-      size_t at = p.At(first, type);
-      f.on[at] = best;
-      if (best_after) {
-        std::copy_n(best_after, types, &f.use_on[at * types]);
-        f.use_on[at * types + type] += static_cast<float>(best_units);
+      f.on[p.At(first, type)] = best;
+      for (size_t n = again ? again->size() : 0; n-- > 1;) {
+        const Finish::Again& larger = (*again)[n];
+        Finish::Again& one = (*again)[n - 1];
+        if (larger.cost <= one.cost) one.cost = larger.cost, one.use = larger.use;
       }
     }
     // The best and the second best type to start on serve every type to come from.
@@ -176,7 +189,7 @@ void Pace::FindGuide() {
   if (!feasible_ && LeastPrice() < kInf && tightest <= 1 + 1e-9) {
     std::vector<double> used(types, 0.0);
     std::vector<int32_t> path(p.layers, -1);
-    feasible_ = SearchNext(0, -1, used.data(), &path);
+    feasible_ = SearchNext(0, -1, kInf, used.data(), &path);
     if (feasible_) paths_.push_back(std::move(path));
   }
 }
@@ -206,21 +219,22 @@ bool Pace::Fits(const double* used, const float* more) const {
 Pace::Answer Pace::Known(const Finish& finish, const State& state, float* use) const {
   const Problem& p = *problem_;
   int types = p.types, type = state.type;
-  if (!state.goes_on) {
+  if (!state.goes_on && state.beside == kInf) {
     size_t at = p.At(state.layer, type);
     if (finish.on[at] == kInf) return Answer::kNo;
     std::copy_n(&finish.use_on[at * types], types, use);
     return Fits(state.used, use) ? Answer::kYes : Answer::kUnknown;
   }
   // The run may end after any later layer.
-  Terms terms = state.run;
+  Terms terms = state.goes_on ? state.run : Terms();
   double best = kInf;
   for (int last = state.layer; last < p.layers; ++last) {
     if (!p.allowed[p.At(last, type)]) break;
     p.Extend(&terms, last, type);
     if (terms.memory > p.capacity[type] || terms.cs > tau_ || terms.ds > tau_) break;
+    if (!p.Ends(last) || !Parted(state.beside, terms, type)) continue;
     Rest rest = After(finish, terms, last, type);
-    if (!p.Ends(last) || rest.cost == kInf) continue;
+    if (rest.cost == kInf) continue;
     double units = terms.Units(tau_);
     double taken = state.used[type] + units;
     if (taken > left_[type]) continue;
@@ -240,16 +254,16 @@ Pace::Answer Pace::Known(const Finish& finish, const State& state, float* use) c
   return best < kInf ? Answer::kUnknown : Answer::kNo;
 }
 
-bool Pace::CanFinish(int layer, int type, const Terms& run, bool goes_on,
-                     const double* used) const {
+bool Pace::CanFinish(int layer, int type, const Terms& run, bool goes_on, const double* used,
+                     double beside) const {
   float use[kMaxTypes];
-  State state{layer, type, run, goes_on, used};
+  State state{layer, type, run, goes_on, used, beside};
   for (const auto& finish : finishes_) {
     Answer answer = Known(*finish, state, use);
     if (answer == Answer::kYes) return true;
     if (answer == Answer::kNo) return false;  // limits aside, so no table knows better
   }
-  if (!goes_on && Hopeless(layer, type, Start::kOn, used)) return false;
+  if (!goes_on && Hopeless(layer, type, true, false, used)) return false;
   for (const auto& path : paths_) {
     if (Follow(state, path)) return true;
   }
@@ -267,17 +281,21 @@ bool Pace::CanFinish(int layer, int type, const Terms& run, bool goes_on,
 // Whether the layers to come may go the way of `path`.
 bool Pace::Follow(const State& state, const std::vector<int32_t>& path) const {
   const Problem& p = *problem_;
-  if (path[state.layer] != state.type) return false;
+  if (path[state.layer] < 0 || path[state.layer] % p.types != state.type) return false;
   std::vector<double> used(state.used, state.used + p.types);
   Terms terms = state.goes_on ? state.run : Terms();
+  double beside = state.beside;
   for (int layer = state.layer; layer < p.layers; ++layer) {
-    int type = path[layer];
+    int type = path[layer] % p.types;
     p.Extend(&terms, layer, type);
     if (terms.memory > p.capacity[type]) return false;
-    bool goes_on = layer + 1 < p.layers && path[layer + 1] == type;
+    bool goes_on = layer + 1 < p.layers && path[layer + 1] == path[layer];
     if (goes_on && !p.Overflows(terms, layer + 1, type)) continue;
+    if (!Parted(beside, terms, type)) return false;
     used[type] += terms.Units(tau_);
     if (!(used[type] <= left_[type])) return false;
+    bool again = layer + 1 < p.layers && path[layer + 1] % p.types == type;
+    beside = again ? p.Whole(terms) : kInf;
     terms = Terms();
   }
   return true;
@@ -323,12 +341,11 @@ const std::vector<Finish>& Pace::Least() const {
 }
 
 // Whether even the least use of some type, whatever the others, is too much: of a way that starts
-// on `type`, on any other, or on either.
-bool Pace::Hopeless(int layer, int type, Start start, const double* used) const {
+// on `type` (`on`), on any other (`off`), or on either.
+bool Pace::Hopeless(int layer, int type, bool on, bool off, const double* used) const {
   size_t at = problem_->At(layer, type);
   auto cost = [&](const Finish& finish) {
-    if (start == Start::kOn) return finish.on[at];
-    return start == Start::kOff ? finish.off[at] : std::min(finish.on[at], finish.off[at]);
+    return std::min(on ? finish.on[at] : kInf, off ? finish.off[at] : kInf);
   };
   if (dual_) {
     // Whatever the weights, a way within the limits costs at most what they leave.
@@ -348,9 +365,8 @@ bool Pace::Hopeless(int layer, int type, Start start, const double* used) const 
 bool Pace::Search(const State& state, double* used, std::vector<int32_t>* path) const {
   const Problem& p = *problem_;
   struct End {
-    double value, units;
+    double value, units, bytes;
     int last;
-    bool full;
   };
   int type = state.type;
   const Finish& order = dual_ ? *dual_ : *finishes_[0];
@@ -360,40 +376,46 @@ bool Pace::Search(const State& state, double* used, std::vector<int32_t>* path) 
     if (!p.allowed[p.At(last, type)]) break;
     p.Extend(&terms, last, type);
     if (terms.memory > p.capacity[type] || terms.cs > tau_ || terms.ds > tau_) break;
-    double units = terms.Units(tau_);
+    double units = terms.Units(tau_), bytes = p.Whole(terms);
+    if (!p.Ends(last) || used[type] + units > left_[type]) continue;
     double rest = After(order, terms, last, type).cost;
-    if (!p.Ends(last) || used[type] + units > left_[type] || rest == kInf) continue;
-    ends.push_back({order.weight[type] * units + rest, units, last, Full(terms, last, type)});
+    if (rest == kInf || !Parted(state.beside, terms, type)) continue;
+    ends.push_back({order.weight[type] * units + rest, units, bytes, last});
   }
   std::sort(ends.begin(), ends.end(), [](const End& a, const End& b) { return a.value < b.value; });
   for (const End& end : ends) {
     if (--nodes_left_ <= 0) return false;
     used[type] += end.units;
-    Start start = end.full ? Start::kEither : Start::kOff;
-    bool found = end.last + 1 == p.layers ||
-                 (!Hopeless(end.last + 1, type, start, used) &&
-                  SearchNext(end.last + 1, end.full ? -1 : type, used, path));
+    bool found =
+        end.last + 1 == p.layers || (!Hopeless(end.last + 1, type, p.cuts, true, used) &&
+                                     SearchNext(end.last + 1, type, end.bytes, used, path));
     used[type] -= end.units;
     if (found) {
-      std::fill(path->begin() + state.layer, path->begin() + end.last + 1, type);
+      int after = end.last + 1 < p.layers ? (*path)[end.last + 1] : -1;
+      int code = Code(type, after, p.types);
+      std::fill(path->begin() + state.layer, path->begin() + end.last + 1, code);
       return true;
     }
   }
   return false;
 }
 
-// The same for a stage that starts at `layer`, on any type but `before`, -1 for any.
-bool Pace::SearchNext(int layer, int before, double* used, std::vector<int32_t>* path) const {
+// The same for a stage that starts at `layer`, on any type but `before`, or that one if the stage
+// on it before, of so many bytes, is apart from it.
+bool Pace::SearchNext(int layer, int before, double bytes, double* used,
+                      std::vector<int32_t>* path) const {
   const Problem& p = *problem_;
   const Finish& order = dual_ ? *dual_ : *finishes_[0];
   std::vector<int> types;
   for (int t = 0; t < p.types; ++t) {
-    if (t != before && order.on[p.At(layer, t)] < kInf) types.push_back(t);
+    if ((t != before || p.cuts) && order.on[p.At(layer, t)] < kInf) types.push_back(t);
   }
   std::sort(types.begin(), types.end(),
             [&](int a, int b) { return order.on[p.At(layer, a)] < order.on[p.At(layer, b)]; });
   for (int t : types) {
-    if (!Hopeless(layer, t, Start::kOn, used) && Search({layer, t, {}, false, used}, used, path)) {
+    double beside = t == before ? bytes : kInf;
+    if (!Hopeless(layer, t, true, false, used) &&
+        Search({layer, t, {}, false, used, beside}, used, path)) {
       return true;
     }
   }

@@ -12,12 +12,21 @@ namespace heterps::scheduler {
 // The cheapest ways to finish from each layer, where a unit of type t costs weight[t].
 //
 // on[l, t] starts a stage on t at layer l; off[l, t] starts one on any other type, and is what
-// follows a stage on t unless that ends as its memory is full. `use_*` are the units of each type
-// that this way takes.
+// follows a stage on t. `use_*` are the units of each type that this way takes. Where the problem
+// has cuts a stage on t may follow, too, if both exceed its memory together: `again` has the ways
+// that start so, by the bytes of their first stage, each the cheapest of those with so many or
+// more.
 struct Finish {
+  struct Again {
+    double bytes, cost;
+    size_t use;  // where its units are in `use_again`
+  };
+
   std::vector<double> weight;
-  std::vector<double> on, off;         // [layers + 1, types]
-  std::vector<float> use_on, use_off;  // [layers + 1, types, types]
+  std::vector<double> on, off;            // [layers + 1, types]
+  std::vector<float> use_on, use_off;     // [layers + 1, types, types]
+  std::vector<std::vector<Again>> again;  // [layers + 1, types], or none
+  std::vector<float> use_again;
 };
 
 class Pace {
@@ -55,17 +64,25 @@ class Pace {
     return guided_price_ == kInf && dual_ ? *dual_ : *finishes_[guide_];
   }
 
+  // Whether a stage `terms` on `type` and one of `beside` bytes before it are two.
+  bool Parted(double beside, const Terms& terms, int type) const {
+    return beside == kInf || problem_->Apart(beside, problem_->Whole(terms), type);
+  }
+
   // How many layers from `layer` on the run `terms` on `type` can take in without needing more
   // than `units`; `terms` is without them.
   int Reach(int layer, int type, Terms terms, double units) const;
 
   // Whether layers from `layer` on can be finished with `used` units of each type gone: after a
   // run of `run` on `type` that goes on, when `goes_on`, else by a stage that starts on `type`.
+  // `beside` are the bytes of the stage before this one where it is on the same type, infinite
+  // where it is not: together they have to exceed its memory.
   //
   // A yes comes with a way to finish that stays known, so that whoever follows a yes never ends
   // where nothing is possible. Where limits shared by stages are so tight that no way is found
   // with a bounded effort, the answer is no.
-  bool CanFinish(int layer, int type, const Terms& run, bool goes_on, const double* used) const;
+  bool CanFinish(int layer, int type, const Terms& run, bool goes_on, const double* used,
+                 double beside = kInf) const;
 
  private:
   // How a state can be finished: by which layer the stage on `type` ends, and the units it takes.
@@ -74,6 +91,7 @@ class Pace {
     const Terms& run;
     bool goes_on;
     const double* used;
+    double beside;
   };
   enum class Answer { kNo, kYes, kUnknown };
 
@@ -81,21 +99,19 @@ class Pace {
     double cost;
     const float* use;
   };
-  enum class Start { kOn, kOff, kEither };
 
   Finish Solve(const std::vector<double>& weight) const;
   Rest After(const Finish& finish, const Terms& terms, int last, int type) const;
-  // Whether the stage `terms` on `type` must end with the layer `last`, as no more fits.
-  bool Full(const Terms& terms, int last, int type) const;
   Answer Known(const Finish& finish, const State& state, float* use) const;
   bool Learn(const State& state) const;
   void Describe();
   void FindGuide();
   bool Fits(const double* used, const float* more) const;
   bool Search(const State& state, double* used, std::vector<int32_t>* path) const;
-  bool SearchNext(int layer, int before, double* used, std::vector<int32_t>* path) const;
+  bool SearchNext(int layer, int before, double bytes, double* used,
+                  std::vector<int32_t>* path) const;
   bool Follow(const State& state, const std::vector<int32_t>& path) const;
-  bool Hopeless(int layer, int type, Start start, const double* used) const;
+  bool Hopeless(int layer, int type, bool on, bool off, const double* used) const;
   const std::vector<Finish>& Least() const;
 
   std::shared_ptr<const Problem> problem_;
@@ -105,7 +121,8 @@ class Pace {
   std::vector<double> seen_;
   std::vector<float> features_;
   mutable std::vector<std::unique_ptr<Finish>> finishes_;  // the first: least price
-  mutable std::vector<std::vector<int32_t>> paths_;  // ends found by search: a type a layer, or -1
+  // Ends found by search: a layer's type, with cuts as `Split` has them, or -1.
+  mutable std::vector<std::vector<int32_t>> paths_;
   int nodes_;
   // Effort that the look-ahead may still take.
   mutable int solves_left_, searches_left_, nodes_left_;

@@ -19,32 +19,86 @@ inline Encoded Encode(const Network& network, const Pace& pace) {
       network.Encode(pace.features().data(), pace.problem().layers, pace.problem().types));
 }
 
+// What the policy thinks of an episode's next layer: of each type, and of another stage on the type
+// of the current one, which comes last.
+class View {
+ public:
+  View(const Network& network, Encoded encoded, int types)
+      : network_(network),
+        encoded_(std::move(encoded)),
+        types_(types),
+        mask_(types + 1),
+        state_((static_cast<size_t>(types) + 1) * kStateFeatures),
+        logits_(types + 1),
+        rows_((static_cast<size_t>(types) + 1) * network.width()) {}
+
+  // Opens what the pace allows, or what `slack` times the limits have room for. Another stage on
+  // the same type is open without `cuts` only where nothing else is.
+  void Open(const Episode& episode, bool cuts) {
+    episode.Mask(mask_.data());
+    mask_[types_] = (cuts || None()) && episode.MayCut();
+  }
+  void OpenRoom(const Episode& episode, double slack, bool cuts) {
+    episode.Room(mask_.data(), slack);
+    mask_[types_] = (cuts || None()) && episode.RoomToCut(slack);
+  }
+  void Close(int option) { mask_[option] = 0; }
+  bool open(int option) const { return mask_[option]; }
+  int options() const { return types_ + 1; }
+  int cut() const { return types_; }
+
+  // Logits of what is open, and the value unless that is null.
+  const float* Score(const Episode& episode, float* value) {
+    episode.Observe(mask_.data(), state_.data());
+    size_t width = network_.width();
+    const float* rows = &(*encoded_)[static_cast<size_t>(episode.layer()) * types_ * width];
+    int count = types_;
+    if (mask_[types_]) {
+      episode.ObserveCut(&state_[static_cast<size_t>(types_) * kStateFeatures]);
+      std::copy_n(rows, types_ * width, rows_.begin());
+      std::copy_n(rows + episode.type() * width, width, rows_.begin() + types_ * width);
+      rows = rows_.data();
+      ++count;
+    }
+    network_.Score(rows, state_.data(), mask_.data(), count, logits_.data(), value);
+    return logits_.data();
+  }
+
+ private:
+  bool None() const { return std::find(mask_.begin(), mask_.end() - 1, 1) == mask_.end() - 1; }
+
+  const Network& network_;
+  Encoded encoded_;
+  int types_;
+  std::vector<uint8_t> mask_;
+  std::vector<float> state_, logits_, rows_;
+};
+
+// Share of what is drawn anew with cuts where they are not needed.
+constexpr double kCuts = 0.25;
+
 // Plays episodes at one pace.
 class Player {
  public:
   Player(const Network& network, std::shared_ptr<Pace> pace, Encoded encoded, uint64_t seed)
-      : network_(network),
-        pace_(std::move(pace)),
+      : pace_(std::move(pace)),
         layers_(pace_->problem().layers),
-        types_(pace_->problem().types),
-        encoded_(std::move(encoded)),
-        mask_(types_),
-        state_(static_cast<size_t>(types_) * kStateFeatures),
-        logits_(types_),
+        view_(network, std::move(encoded), pace_->problem().types),
         random_(seed) {}
 
   // Between 0 and 1.
   double Random() { return Uniform(&random_); }
 
   // Draws every layer by the policy, the first `drawn` at `temperature` and the others as what is
-  // likeliest. Not done where the mask leaves nothing.
-  Episode Play(int drawn, float temperature) {
+  // likeliest, with `cuts` of stages where they are not needed. Not done where the mask leaves
+  // nothing.
+  Episode Play(int drawn, float temperature, bool cuts) {
     Episode episode(pace_);
     for (int layer = 0; layer < layers_; ++layer) {
-      episode.Mask(mask_.data());
-      int type = Draw(episode, layer < drawn ? temperature : 0);
-      if (type < 0) break;
-      episode.Step(type);
+      view_.Open(episode, cuts);
+      int option = Draw(episode, layer < drawn ? temperature : 0);
+      if (option < 0) break;
+      Take(option, &episode);
     }
     return episode;
   }
@@ -72,57 +126,60 @@ class Player {
   // or the price says no.
   bool Redraw(const int32_t* before, const std::vector<Window>& windows, const Manner& manner,
               Episode* episode) {
-    int at = 0;
+    int at = 0, types = pace_->problem().types;
+    bool cuts = pace_->problem().cuts && Random() < kCuts;
     for (const Window& window : windows) {
-      for (; at < window.from; ++at) episode->Step(Kept(before, at, *episode));
+      for (; at < window.from; ++at) episode->Keep(before);
       for (; at < window.to; ++at) {
-        episode->Room(mask_.data(), manner.slack);
+        view_.OpenRoom(*episode, manner.slack, cuts);
         bool other = manner.other && at == windows[0].from && !pace_->problem().joined[at];
-        if (other) mask_[before[at]] = 0;
+        if (other) {
+          bool cut = at > 0 && before[at] != before[at - 1] &&
+                     before[at] % types == before[at - 1] % types;
+          view_.Close(cut ? view_.cut() : before[at] % types);
+        }
         bool follows = at > window.from;
-        int type = manner.whole && follows && mask_[episode->assignment().back()]
-                       ? episode->assignment().back()
-                       : Draw(*episode, manner.first && follows ? 0 : manner.temperature);
-        if (type < 0) return false;
-        episode->Step(type);
+        int option = manner.whole && follows && view_.open(episode->type())
+                         ? episode->type()
+                         : Draw(*episode, manner.first && follows ? 0 : manner.temperature);
+        if (option < 0) return false;
+        Take(option, episode);
       }
     }
-    for (; at < layers_; ++at) episode->Step(Kept(before, at, *episode));
+    for (; at < layers_; ++at) episode->Keep(before);
     return true;
   }
 
  private:
-  // What keeping a layer means: joined ones follow the layer before.
-  int Kept(const int32_t* before, int at, const Episode& episode) const {
-    return pace_->problem().joined[at] ? episode.assignment().back() : before[at];
+  void Take(int option, Episode* episode) {
+    if (option == view_.cut()) {
+      episode->Cut();
+    } else {
+      episode->Step(option);
+    }
   }
-  // A type that the mask leaves, -1 where it leaves none.
+  // What is open, -1 where nothing is.
   int Draw(const Episode& episode, float temperature) {
     int open = 0, chosen = -1;
-    for (int t = 0; t < types_; ++t) {
-      if (mask_[t]) ++open, chosen = t;
+    for (int n = 0; n < view_.options(); ++n) {
+      if (view_.open(n)) ++open, chosen = n;
     }
     if (open < 2) return chosen;
-    episode.Observe(mask_.data(), state_.data());
-    size_t row = static_cast<size_t>(episode.layer()) * types_ * network_.width();
-    network_.Score(&(*encoded_)[row], state_.data(), mask_.data(), types_, logits_.data(), nullptr);
+    const float* logits = view_.Score(episode, nullptr);
     float best = -std::numeric_limits<float>::infinity();
-    for (int t = 0; t < types_; ++t) {
-      if (!mask_[t]) continue;
+    for (int n = 0; n < view_.options(); ++n) {
+      if (!view_.open(n)) continue;
       // Gumbel noise makes the largest a draw from the softmax.
       double noise = temperature > 0 ? -std::log(-std::log(Uniform(&random_))) * temperature : 0;
-      float score = logits_[t] + static_cast<float>(noise);
-      if (score > best) best = score, chosen = t;
+      float score = logits[n] + static_cast<float>(noise);
+      if (score > best) best = score, chosen = n;
     }
     return chosen;
   }
 
-  const Network& network_;
   std::shared_ptr<Pace> pace_;
-  int layers_, types_;
-  Encoded encoded_;
-  std::vector<uint8_t> mask_;
-  std::vector<float> state_, logits_;
+  int layers_;
+  View view_;
   uint64_t random_;
 };
 

@@ -87,7 +87,7 @@ std::vector<int32_t> ReviseOne(Player* player, const std::shared_ptr<Pace>& pace
   };
   auto priced = [&] {
     Episode episode(pace);
-    for (int32_t type : now) episode.Step(type);
+    for (int layer = 0; layer < layers; ++layer) episode.Keep(now.data());
     return price_of(episode, kInf, &within);
   };
   double current = priced();

@@ -18,7 +18,7 @@ std::vector<int32_t> Sample(const Network& network, const std::vector<std::share
 
 // What the policy thought of a complete assignment, layer by layer.
 struct Trace {
-  std::vector<float> chances;  // [layers, types], 0 where masked
+  std::vector<float> chances;  // [layers, types], 0 where masked; of a stage cut or not together
   std::vector<float> values;   // [layers], the reward to come
 };
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from bench.scheduler.workloads import problem as generated
 from scheduler import load_resources, load_workload
 from scheduler.agent import draw as agent
+from scheduler.agent.policy import shipped
+from scheduler.engine._planner import Pace, provision
 from scheduler.methods.exact import solve
 from scheduler.problem.cost import CostModel
 from scheduler.problem.workload import Resources, Workload
@@ -159,6 +161,63 @@ def test_floors_near_the_highest_are_kept_where_memory_has_stages_cut(seed: int)
     beyond = agent.draw(problem, 1.05 * top).plan
     assert not beyond.feasible
     assert beyond.throughput == pytest.approx(top, rel=0.01)  # the nearest that can be
+
+
+def full(seed: int) -> CostModel:
+    """A unit holds one to five of up to 14 layers, of each type there are few units."""
+    chance = random.Random(seed)
+    kinds = (("cpu", 1.0, 0.05), ("t4", 0.5, 0.4), ("v100", 0.3, 1.0), ("a100", 0.1, 2.5))
+    kinds = kinds[: chance.randint(1, 4)]
+    rows = [
+        {
+            name: {
+                "compute_s": chance.uniform(0.001, 1.0) * faster,
+                "sync_s": chance.choice([0.0, 0.01, 0.3]),
+                "transfer_s": chance.choice([0.0, 0.02, 0.4, 2.0]),
+                "parallel_compute": chance.choice([0.5, 0.9, 1.0]),
+                "parallel_sync": chance.choice([0.0, 0.5, 0.9, 1.0]),
+                "memory_bytes": chance.choice([3.0, 5.0, 10.0, 30.0, 45.0]),
+            }
+            for name, faster, _ in kinds
+        }
+        for _ in range(chance.randint(3, 14))
+    ]
+    offer = {name: (price, chance.randint(1, 9)) for name, _, price in kinds}
+    drawn = model(workload(*rows, ps_core_s=1e-4), resources(**offer))
+    return CostModel(drawn.workload, drawn.resources, cuts=True)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("seed", range(24))
+def test_stages_end_before_their_memory_is_full_where_that_is_best(seed: int, share: float) -> None:
+    problem = full(seed)
+    floor = share * solve(problem, seconds=5.0).max_throughput
+    best = solve(problem, floor, seconds=5.0)
+    if best.plan is None or not best.plan.feasible:  # units are few
+        assert not agent.draw(problem, floor).plan.feasible
+        return
+    drawn = agent.draw(problem, floor, bound=best.lower_bound, attained=best.proven)
+    assert drawn.plan.feasible
+    assert drawn.plan.cost <= best.plan.cost * 1.02
+    assert all(sum(row) == pytest.approx(1.0, abs=1e-5) for row in drawn.probabilities)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_what_the_masks_leave_keeps_pace_and_limits(seed: int) -> None:
+    problem, network = full(seed), shipped().network
+    top = solve(problem, seconds=5.0).max_throughput
+    for share in (0.3, 0.7, 0.9, 0.98, 1.02) if top else ():
+        floor = share * top
+        pace = Pace(problem.native, floor)
+        assert not pace.feasible or share <= 1
+        if pace.feasible:
+            drawn = network.sample([pace], 12, 50.0, seed)
+            assert len(drawn) == 12  # none ended where nothing was left
+            revised = network.revise([pace], drawn[:1], 200, 8, 2.0, 0.003, 1.0, seed, 0.0)
+            values, _ = provision(
+                problem.native, np.concatenate([drawn, revised]), floor * (1 - 1e-9), math.inf, 0.0
+            )
+            assert np.isfinite(values).all()
 
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
