@@ -344,9 +344,11 @@ class Processes:
             own = directory / HOME / "scratch"
             shared = own if self._alone else scratch.folder_of(job_id, attempt)
             self._jobs[key] = Job(directory, shared)
-            ended = [name for name, job in self._jobs.items() if job.stopped]
-            for name in ended[: max(0, len(ended) - _KEPT_JOBS)]:
-                shutil.rmtree(self._jobs.pop(name).directory, ignore_errors=True)
+            # The folder of a job's first attempt holds those of the others.
+            runs = {name for (name, _), job in self._jobs.items() if not job.stopped}
+            ended = [k for k, job in self._jobs.items() if job.stopped and k[0] not in runs]
+            for old in ended[: max(0, len(ended) - _KEPT_JOBS)]:
+                shutil.rmtree(self._jobs.pop(old).directory, ignore_errors=True)
         job = self._jobs[key]
         job.token = job.token or token
         return job

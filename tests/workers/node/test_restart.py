@@ -34,8 +34,12 @@ STEPS = 400
 RULE = RestartRule(most=2, pause_s=0.01)
 
 
-def launch(processes: Processes, durability: str = "log", job_id: str = "job") -> LaunchReply:
-    request = LaunchRequest(process_id=f"{job_id}.shard-0", job_id=job_id, role=SHARD)
+def launch(
+    processes: Processes, durability: str = "log", job_id: str = "job", attempt: int = 0
+) -> LaunchReply:
+    request = LaunchRequest(
+        process_id=f"{job_id}.shard-0", job_id=job_id, role=SHARD, attempt=attempt
+    )
     request.job.servers.durability = durability
     return processes.launch(request)
 
@@ -90,6 +94,21 @@ def test_a_killed_shard_returns_to_its_place_with_its_rows(
     assert processes.stop_job("job", 0, 5.0) == 1
     assert not alive(status.pid)
     assert not kept.exists()
+
+
+def test_what_a_later_attempt_keeps_outlives_other_jobs(processes: Processes) -> None:
+    """However many end on the node meanwhile: their folders go, and that of its first attempt."""
+    processes.stop_job("job", 1, 0.0)
+    reply = launch(processes, attempt=2)
+    with ParameterClient([reply.address], timeout_s=30) as client:
+        client.create_table(
+            "t", 2, optimizer="sgd", learning_rate=1.0, initializer="zeros", durability="log"
+        )
+        client.push("t", np.arange(50), -np.ones((50, 2), np.float32))
+        for other in range(200):
+            processes.stop_job(f"other-{other}", 1, 0.0)
+        os.kill(reply.pid, signal.SIGKILL)
+        np.testing.assert_array_equal(client.pull("t", np.arange(50)), np.ones((50, 2)))
 
 
 def test_a_shard_that_is_stopped_for_good_is_killed_and_returns_with_its_rows(
