@@ -27,15 +27,15 @@ from protos import job_pb2 as protos_dot_job__pb2
 from protos import scheduler_pb2 as protos_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/node.proto\x12\nheterps.v1\x1a\x15protos/decision.proto\x1a\x10protos/job.proto\x1a\x16protos/scheduler.proto\"\xae\x01\n\x0eProfileRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12 \n\x03job\x18\x02 \x01(\x0b\x32\x13.heterps.v1.JobSpec\x12(\n\tresources\x18\x03 \x01(\x0b\x32\x15.heterps.v1.Resources\x12\x0c\n\x04term\x18\x04 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x12\n\nunmeasured\x18\x06 \x01(\x08\x12\r\n\x05token\x18( \x01(\t\"G\n\x0cProfileReply\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.heterps.v1.Workload\x12\x0f\n\x07kept_at\x18\x02 \x01(\x01\"\xaa\x03\n\rLaunchRequest\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x1e\n\x04role\x18\x03 \x01(\x0e\x32\x10.heterps.v1.Role\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12 \n\x03job\x18\x06 \x01(\x0b\x32\x13.heterps.v1.JobSpec\x12%\n\x06stages\x18\x07 \x03(\x0b\x32\x15.heterps.v1.PlanStage\x12\x0e\n\x06layers\x18\x08 \x03(\t\x12\x0f\n\x07\x64\x65vices\x18\t \x03(\t\x12\x11\n\tscheduler\x18\n \x01(\t\x12\x0e\n\x06output\x18\x0b \x01(\t\x12\x0c\n\x04term\x18\x0c \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\r \x01(\r\x12\x15\n\rmicro_batches\x18\x0e \x01(\r\x12\x16\n\tstaleness\x18\x0f \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04\x63uts\x18\x10 \x01(\t\x12\x0e\n\x06resume\x18\x11 \x01(\t\x12\x12\n\ngeneration\x18\x12 \x01(\r\x12\x0e\n\x06\x66ormer\x18\x13 \x03(\r\x12\r\n\x05token\x18( \x01(\tB\x0c\n\n_staleness\"?\n\x0bLaunchReply\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x12\n\nrendezvous\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\"\x88\x01\n\x0eStopJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x11\n\tprocesses\x18\x05 \x03(\t\x12\x12\n\nunfinished\x18\x06 \x01(\t\x12\x0f\n\x07\x63\x61me_to\x18\x07 \x01(\x01\"\x1f\n\x0cStopJobReply\x12\x0f\n\x07stopped\x18\x01 \x01(\r\"C\n\x0eReadLogRequest\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\r\n\x05limit\x18\x03 \x01(\r\"@\n\x0cReadLogReply\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x04\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\"?\n\x0c\x44rainRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x10\n\x08notice_s\x18\x03 \x01(\x01\"\x13\n\x11NodeStatusRequest\"0\n\rFollowRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x11\n\tscheduler\x18\x02 \x01(\t*2\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\t\n\x05SHARD\x10\x01\x12\t\n\x05STAGE\x10\x02\x32\xc0\x03\n\x04Node\x12;\n\x06\x46ollow\x12\x19.heterps.v1.FollowRequest\x1a\x16.heterps.v1.NodeStatus\x12?\n\x07Profile\x12\x1a.heterps.v1.ProfileRequest\x1a\x18.heterps.v1.ProfileReply\x12<\n\x06Launch\x12\x19.heterps.v1.LaunchRequest\x1a\x17.heterps.v1.LaunchReply\x12?\n\x07StopJob\x12\x1a.heterps.v1.StopJobRequest\x1a\x18.heterps.v1.StopJobReply\x12\x39\n\x05\x44rain\x12\x18.heterps.v1.DrainRequest\x1a\x16.heterps.v1.NodeStatus\x12?\n\x07ReadLog\x12\x1a.heterps.v1.ReadLogRequest\x1a\x18.heterps.v1.ReadLogReply\x12?\n\x06Status\x12\x1d.heterps.v1.NodeStatusRequest\x1a\x16.heterps.v1.NodeStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/node.proto\x12\nheterps.v1\x1a\x15protos/decision.proto\x1a\x10protos/job.proto\x1a\x16protos/scheduler.proto\"\xae\x01\n\x0eProfileRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12 \n\x03job\x18\x02 \x01(\x0b\x32\x13.heterps.v1.JobSpec\x12(\n\tresources\x18\x03 \x01(\x0b\x32\x15.heterps.v1.Resources\x12\x0c\n\x04term\x18\x04 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x12\n\nunmeasured\x18\x06 \x01(\x08\x12\r\n\x05token\x18( \x01(\t\"G\n\x0cProfileReply\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.heterps.v1.Workload\x12\x0f\n\x07kept_at\x18\x02 \x01(\x01\"\xaa\x03\n\rLaunchRequest\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x1e\n\x04role\x18\x03 \x01(\x0e\x32\x10.heterps.v1.Role\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12 \n\x03job\x18\x06 \x01(\x0b\x32\x13.heterps.v1.JobSpec\x12%\n\x06stages\x18\x07 \x03(\x0b\x32\x15.heterps.v1.PlanStage\x12\x0e\n\x06layers\x18\x08 \x03(\t\x12\x0f\n\x07\x64\x65vices\x18\t \x03(\t\x12\x11\n\tscheduler\x18\n \x01(\t\x12\x0e\n\x06output\x18\x0b \x01(\t\x12\x0c\n\x04term\x18\x0c \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\r \x01(\r\x12\x15\n\rmicro_batches\x18\x0e \x01(\r\x12\x16\n\tstaleness\x18\x0f \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04\x63uts\x18\x10 \x01(\t\x12\x0e\n\x06resume\x18\x11 \x01(\t\x12\x12\n\ngeneration\x18\x12 \x01(\r\x12\x0e\n\x06\x66ormer\x18\x13 \x03(\r\x12\r\n\x05token\x18( \x01(\tB\x0c\n\n_staleness\"Q\n\x0bLaunchReply\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x12\n\nrendezvous\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x10\n\x08\x63ontents\x18\x04 \x01(\t\"\x88\x01\n\x0eStopJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x11\n\tprocesses\x18\x05 \x03(\t\x12\x12\n\nunfinished\x18\x06 \x01(\t\x12\x0f\n\x07\x63\x61me_to\x18\x07 \x01(\x01\"\x1f\n\x0cStopJobReply\x12\x0f\n\x07stopped\x18\x01 \x01(\r\"C\n\x0eReadLogRequest\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\r\n\x05limit\x18\x03 \x01(\r\"@\n\x0cReadLogReply\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x04\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\"?\n\x0c\x44rainRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x10\n\x08notice_s\x18\x03 \x01(\x01\"\x13\n\x11NodeStatusRequest\"0\n\rFollowRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x11\n\tscheduler\x18\x02 \x01(\t*2\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\t\n\x05SHARD\x10\x01\x12\t\n\x05STAGE\x10\x02\x32\xc0\x03\n\x04Node\x12;\n\x06\x46ollow\x12\x19.heterps.v1.FollowRequest\x1a\x16.heterps.v1.NodeStatus\x12?\n\x07Profile\x12\x1a.heterps.v1.ProfileRequest\x1a\x18.heterps.v1.ProfileReply\x12<\n\x06Launch\x12\x19.heterps.v1.LaunchRequest\x1a\x17.heterps.v1.LaunchReply\x12?\n\x07StopJob\x12\x1a.heterps.v1.StopJobRequest\x1a\x18.heterps.v1.StopJobReply\x12\x39\n\x05\x44rain\x12\x18.heterps.v1.DrainRequest\x1a\x16.heterps.v1.NodeStatus\x12?\n\x07ReadLog\x12\x1a.heterps.v1.ReadLogRequest\x1a\x18.heterps.v1.ReadLogReply\x12?\n\x06Status\x12\x1d.heterps.v1.NodeStatusRequest\x1a\x16.heterps.v1.NodeStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.node_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1285
-  _globals['_ROLE']._serialized_end=1335
+  _globals['_ROLE']._serialized_start=1303
+  _globals['_ROLE']._serialized_end=1353
   _globals['_PROFILEREQUEST']._serialized_start=99
   _globals['_PROFILEREQUEST']._serialized_end=273
   _globals['_PROFILEREPLY']._serialized_start=275
@@ -43,21 +43,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LAUNCHREQUEST']._serialized_start=349
   _globals['_LAUNCHREQUEST']._serialized_end=775
   _globals['_LAUNCHREPLY']._serialized_start=777
-  _globals['_LAUNCHREPLY']._serialized_end=840
-  _globals['_STOPJOBREQUEST']._serialized_start=843
-  _globals['_STOPJOBREQUEST']._serialized_end=979
-  _globals['_STOPJOBREPLY']._serialized_start=981
-  _globals['_STOPJOBREPLY']._serialized_end=1012
-  _globals['_READLOGREQUEST']._serialized_start=1014
-  _globals['_READLOGREQUEST']._serialized_end=1081
-  _globals['_READLOGREPLY']._serialized_start=1083
-  _globals['_READLOGREPLY']._serialized_end=1147
-  _globals['_DRAINREQUEST']._serialized_start=1149
-  _globals['_DRAINREQUEST']._serialized_end=1212
-  _globals['_NODESTATUSREQUEST']._serialized_start=1214
-  _globals['_NODESTATUSREQUEST']._serialized_end=1233
-  _globals['_FOLLOWREQUEST']._serialized_start=1235
-  _globals['_FOLLOWREQUEST']._serialized_end=1283
-  _globals['_NODE']._serialized_start=1338
-  _globals['_NODE']._serialized_end=1786
+  _globals['_LAUNCHREPLY']._serialized_end=858
+  _globals['_STOPJOBREQUEST']._serialized_start=861
+  _globals['_STOPJOBREQUEST']._serialized_end=997
+  _globals['_STOPJOBREPLY']._serialized_start=999
+  _globals['_STOPJOBREPLY']._serialized_end=1030
+  _globals['_READLOGREQUEST']._serialized_start=1032
+  _globals['_READLOGREQUEST']._serialized_end=1099
+  _globals['_READLOGREPLY']._serialized_start=1101
+  _globals['_READLOGREPLY']._serialized_end=1165
+  _globals['_DRAINREQUEST']._serialized_start=1167
+  _globals['_DRAINREQUEST']._serialized_end=1230
+  _globals['_NODESTATUSREQUEST']._serialized_start=1232
+  _globals['_NODESTATUSREQUEST']._serialized_end=1251
+  _globals['_FOLLOWREQUEST']._serialized_start=1253
+  _globals['_FOLLOWREQUEST']._serialized_end=1301
+  _globals['_NODE']._serialized_start=1356
+  _globals['_NODE']._serialized_end=1804
 # @@protoc_insertion_point(module_scope)

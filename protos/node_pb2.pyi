@@ -213,19 +213,23 @@ class LaunchReply(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     RENDEZVOUS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    CONTENTS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     rendezvous: _builtins.str
     pid: _builtins.int
+    contents: _builtins.str
+    """of the training split that a worker reads; empty: not known"""
     def __init__(
         self,
         *,
         address: _builtins.str = ...,
         rendezvous: _builtins.str = ...,
         pid: _builtins.int = ...,
+        contents: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "pid", b"pid", "rendezvous", b"rendezvous"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "contents", b"contents", "pid", b"pid", "rendezvous", b"rendezvous"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

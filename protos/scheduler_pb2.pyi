@@ -1857,6 +1857,7 @@ class PlacedProcess(_message.Message):
     RENDEZVOUS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
+    CONTENTS_FIELD_NUMBER: _builtins.int
     process_id: _builtins.str
     label: _builtins.str
     role: _builtins.int
@@ -1868,6 +1869,8 @@ class PlacedProcess(_message.Message):
     pid: _builtins.int
     shares: _builtins.bool
     """a unit that another of the job's workers has"""
+    contents: _builtins.str
+    """of the training split that it reads; empty: not known"""
     @_builtins.property
     def node(self) -> Global___NodeStatus:
         """without its processes"""
@@ -1885,10 +1888,11 @@ class PlacedProcess(_message.Message):
         rendezvous: _builtins.str = ...,
         pid: _builtins.int = ...,
         shares: _builtins.bool = ...,
+        contents: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "index", b"index", "label", b"label", "node", b"node", "pid", b"pid", "process_id", b"process_id", "rank", b"rank", "rendezvous", b"rendezvous", "role", b"role", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "contents", b"contents", "index", b"index", "label", b"label", "node", b"node", "pid", b"pid", "process_id", b"process_id", "rank", b"rank", "rendezvous", b"rendezvous", "role", b"role", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

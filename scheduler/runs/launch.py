@@ -165,7 +165,7 @@ def launch(
         The processes with their addresses and process ids, in the same order.
 
     Raises:
-        JobError: one did not start; the others are given up.
+        JobError: one did not start, or reads other data than the others; all are given up.
         Interrupted: `stop` said so.
     """
     failed: list[Ending] = []
@@ -232,7 +232,9 @@ def launch(
         raise JobError(failed[0])
     if stop():
         raise Interrupted
-    return [process for process in started if process is not None]
+    listening = [process for process in started if process is not None]
+    _check_contents(listening, job.data.train)
+    return listening
 
 
 def begin(
@@ -490,4 +492,27 @@ def _process(
 
 
 def _started(process: Process, reply: LaunchReply) -> Process:
-    return replace(process, address=reply.address, rendezvous=reply.rendezvous, pid=reply.pid)
+    return replace(
+        process,
+        address=reply.address,
+        rendezvous=reply.rendezvous,
+        pid=reply.pid,
+        contents=reply.contents,
+    )
+
+
+def _check_contents(processes: Sequence[Process], pattern: str) -> None:
+    """Refuse workers that read other data than others: samples would count twice, or never.
+
+    Args:
+        pattern: of the files, as the job has it.
+    """
+    told = [process for process in processes if process.contents]
+    for process in told:
+        if process.contents != told[0].contents:
+            text = (
+                f"data.train: {pattern}: {process.label} ({process.place}) found other contents "
+                f"than {told[0].label} ({told[0].place}); expected the same files on all nodes, "
+                "which stay as they are while a job starts"
+            )
+            raise JobError(Ending(END_INVALID_JOB, text, error=text))

@@ -26,6 +26,7 @@ class Process:
 
     Attributes:
         shares: it is a worker without a unit of its own: see `sharing`.
+        contents: of the training split that it reads; empty: not known.
     """
 
     process_id: str
@@ -38,6 +39,7 @@ class Process:
     rendezvous: str = ""
     pid: int = 0
     shares: bool = False
+    contents: str = ""
 
     @property
     def standing(self) -> bool:

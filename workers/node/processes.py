@@ -296,9 +296,8 @@ class Processes:
 
     def _start(self, job: Job, entry: Entry) -> None:
         child = self._spawn(job, entry, f"{self._host}:0")
-        entry.reply = LaunchReply(
-            address=child.address, rendezvous=str(child.facts.get("rendezvous", "")), pid=child.pid
-        )
+        told = {name: str(child.facts.get(name, "")) for name in ("rendezvous", "contents")}
+        entry.reply = LaunchReply(address=child.address, pid=child.pid, **told)
         _log.info("job %s: %s runs (pid %d)", entry.request.job_id, entry.label, child.pid)
 
     def _spawn(self, job: Job, entry: Entry, bind: str) -> Child:

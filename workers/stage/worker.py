@@ -101,6 +101,7 @@ class Worker:
             ready_file,
             address=self._service.address,
             rendezvous=self._rendezvous.address if self._rendezvous else "",
+            contents=self._share.contents,
         )
         reporter = Reporter(
             self._launch,
