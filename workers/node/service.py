@@ -76,11 +76,11 @@ class NodeService(NodeServicer):
         self._follow = follow
         self._lock = threading.Lock()
         self._term = 0
-        self._profiles = set[object]()  # under way
+        self._answering = set[object]()  # calls that work for a job
 
     def busy(self) -> bool:
         """Whether it works for any job."""
-        return bool(self._profiles) or self._processes.busy()
+        return bool(self._answering) or self._processes.busy()
 
     def status(self) -> NodeStatus:
         """The node as it is now."""
@@ -117,9 +117,7 @@ class NodeService(NodeServicer):
         self._obey(request.term, context)
         self._refuse_if_draining(context)
         _check_id(request.job_id, "job_id", context)
-        this = object()
-        self._profiles.add(this)
-        context.add_callback(lambda: self._profiles.discard(this))
+        self._answer_first(context)
         key = "" if request.unmeasured else self._kept.key(request)
         if (known := self._kept.find(key, request.job_id)) is not None:
             _log.info("job %s: its profile is kept, and holds", request.job_id)
@@ -187,6 +185,7 @@ class NodeService(NodeServicer):
 
     def StopJob(self, request: StopJobRequest, context: grpc.ServicerContext) -> StopJobReply:  # noqa: N802
         """Stop every process of a job, up to an attempt, or some of one; safe to repeat."""
+        self._answer_first(context)
         self._obey(request.term, context)
         _check_id(request.job_id, "job_id", context)
         grace_s = min(max(request.grace_s, 0.0), 60.0)
@@ -217,6 +216,13 @@ class NodeService(NodeServicer):
                 grpc.StatusCode.NOT_FOUND, f"process {request.process_id!r}: unknown to this node"
             )
         return reply
+
+    def _answer_first(self, context: grpc.ServicerContext) -> None:
+        """Have the node not end, as it drains, before this call has been answered."""
+        this = object()
+        self._answering.add(this)
+        if not context.add_callback(lambda: self._answering.discard(this)):
+            self._answering.discard(this)  # nobody waits for the answer
 
     def _refuse_if_draining(self, context: grpc.ServicerContext) -> None:
         if self._draining.ends_in_s is not None:

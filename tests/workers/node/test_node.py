@@ -178,6 +178,23 @@ def test_a_node_drains_only_if_it_is_the_one_that_is_meant(node: Daemon) -> None
     assert node.child.process.wait(30) == 0, "nothing runs on it any more"
 
 
+def test_a_node_that_drains_tells_what_it_stopped(scheduler: Child, tmp_path: Path) -> None:
+    """However much of the job there is to remove once nothing of it runs."""
+    with Roles(tmp_path) as roles:
+        child = roles.node(scheduler, "cpu", "--directory", str(tmp_path / "node"))
+        with connect(child.address) as channel:
+            node = Daemon(child, NodeStub(channel), roles.stub(scheduler))
+            node.launch()
+            (kept,) = (tmp_path / "node" / "job" / "shards").iterdir()
+            for number in range(100_000):
+                (kept / str(number)).touch()
+            node_id = child.facts["node_id"]
+            asked = DrainRequest(term=node.term, node_id=node_id, notice_s=60.0)
+            assert node.stub.Drain(asked, timeout=5).draining
+            assert node.stub.StopJob(node.stop_request("job"), timeout=60).stopped == 1
+            assert child.process.wait(30) == 0
+
+
 def test_a_process_that_cannot_start_is_explained(shared: Daemon) -> None:
     request = LaunchRequest(process_id="bad.stage", job_id="bad", role=STAGE, term=shared.term)
     request.job.model.entry = "nowhere.py:build"
