@@ -1,9 +1,10 @@
-"""Names that several rooms must agree on."""
+"""Names and numbers that several rooms must agree on."""
 
 from typing import Any
 
 KEPT = "heterps://"  # HOST:PORT/JOB_ID[/FOLDER]: a job's files that the scheduler keeps
 TAKEN_OVER = "from"  # the folder among these of what a job has from an earlier one
+MOST_SHARDS = 1024  # of a job: each has one at least of the buckets that keys fall into
 
 
 def table_prefix(job_id: str) -> str:

@@ -20,6 +20,7 @@ from heterps.job.schema import Reading
 from heterps.job.yaml_nodes import YamlError
 from protos.job_pb2 import JobSpec
 from protos.losses import may_lack_labels
+from protos.naming import MOST_SHARDS
 from ps.errors import TableError
 from ps.table.rules import WIRE_BYTES
 from scheduler.methods.names import JOB_METHODS
@@ -201,6 +202,8 @@ class _Check:
         memory = self.job.servers.memory_bytes
         if 0 < memory < _LEAST_MEMORY:
             self._wrong("servers.memory_bytes", str(memory), f"0 or at least {_LEAST_MEMORY}")
+        if (shards := self.job.servers.shards) > MOST_SHARDS:
+            self._wrong("servers.shards", str(shards), f"at most {MOST_SHARDS}")
         elastic = self.job.schedule.elastic
         if 0 < elastic.max < elastic.min:
             text = f"at least schedule.elastic.min, {elastic.min}"

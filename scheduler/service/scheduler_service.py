@@ -13,6 +13,7 @@ from chassis.refusal import refuse
 from chassis.roles import Role
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
+from protos.naming import MOST_SHARDS
 from protos.node_pb2 import DrainRequest
 from protos.reason_pb2 import CODE_MISSING, HAS_BEST_PLAN, NO_DECISION, STORE_UNREACHABLE
 from protos.scheduler_pb2 import (
@@ -100,6 +101,8 @@ class SchedulerService(SchedulerServicer):
             _refuse(context, f"job_id: {job_id!r}: expected 1 to 64 letters, digits and . _ -")
         if not request.job.schedule.offered.types:
             _refuse(context, "job.schedule.offered: empty; expected one resource type or more")
+        if (shards := request.job.servers.shards) > MOST_SHARDS:
+            _refuse(context, f"job.servers.shards: {shards}; expected at most {MOST_SHARDS}")
         digest = request.job.code_digest
         if digest and not self._artifacts.has(digest):
             refuse(

@@ -244,6 +244,7 @@ def test_no_text_breaks_the_reader(job, text):
         ("schedule.emulate=[t5]", "expected a type of resources.yaml: cpu, t4"),
         ("schedule.pin.tower=gpu", "expected a type of resources.yaml: cpu, t4"),
         ("schedule.min_throughput=-5", "expected a number of at least 0"),
+        ("servers.shards=1025", "servers.shards: got 1025, expected at most 1024"),
         ("schedule.max_price_per_hour=0", "got 0, expected a number above 0"),
         ("schedule.max_price_per_hour=.inf", "expected a number"),
         ("schedule.finish_by_hours=-1", "got -1, expected a number above 0"),

@@ -116,7 +116,11 @@ def test_concurrent_submits_create_one_job(stub: SchedulerStub, tmp_path: Path) 
 
 
 def test_bad_requests_are_refused_with_what_was_expected(stub: SchedulerStub) -> None:
+    many = SubmitRequest(job_id="x")
+    many.job.schedule.offered.types.add(name="cpu")
+    many.job.servers.shards = 1_000_000_000  # it would work on their list for minutes
     for call, needle in (
+        (lambda: stub.Submit(many, timeout=5), "servers.shards: 1000000000; expected at most 1024"),
         (lambda: stub.Submit(SubmitRequest(job_id="../x"), timeout=5), "job_id: '../x'"),
         (lambda: stub.Submit(SubmitRequest(job_id="x"), timeout=5), "offered"),
         (lambda: stub.GetJob(JobRequest(job_id="nobody"), timeout=5), "'nobody': unknown"),
