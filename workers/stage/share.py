@@ -28,7 +28,7 @@ from workers.model.module.inputs import inputs_of
 from workers.model.module.whole import check_smallest
 from workers.model.saved.warm_start import Weights, give_weights, read_weights
 from workers.ops.linear import Routes, of_type
-from workers.stage.cuts.beginning import Beginning, beginning_of
+from workers.stage.cuts.beginning import Beginning, beginning_of, check_entry
 from workers.stage.cuts.state import base_names, give
 from workers.stage.experts.outside import built_in, folder_of
 from workers.stage.steps.schedule import Schedule
@@ -86,6 +86,7 @@ class Share:
             ModelError, DataError, PrecisionError: the job does not fit.
             UnfitPlanError: the plan is one of another model, or computes layers as is not possible
                 here.
+            UnfitCutError: the cut to go on from, or the job's code, is not that of the job.
             RuntimeError: its GPU is not there.
         """
         job, plan = launch.job, launch.stages[launch.index]
@@ -95,6 +96,7 @@ class Share:
         routes = Routes(of_type(job.train.routes, plan.type) if device.type == "cpu" else ())
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         folder = folder_of(job)
+        check_entry(job)
         with built_in(folder):
             traced = TracedModel(job_model(job), inputs_of(job.data))
         names = [layer.name for layer in traced.layers]

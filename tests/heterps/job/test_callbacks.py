@@ -10,7 +10,7 @@ from protos.node_pb2 import LaunchRequest
 from protos.scheduler_pb2 import END_USER_ERROR
 from workers.errors import CallbackError
 from workers.model.saved.cut import UnfitCutError
-from workers.stage.cuts.beginning import _check_entry
+from workers.stage.cuts.beginning import check_entry
 from workers.stage.report.failure import end_reason_of
 
 GIVEN = ("model.callbacks=[watch.py:Watch]", "model.callback_args={Watch: {below: 0.5, tags: [a]}}")
@@ -52,17 +52,17 @@ def test_what_is_wrong_with_them_is_said(watched, assignments, expected):
 def test_a_training_depends_on_the_files_of_its_model_its_loss_and_its_callbacks(watched):
     (watched.parent / "losses.py").write_text("def total(outputs, batch): ...\n")
     spec = load_job(watched, [*GIVEN, "model.loss=losses.py:total"])
-    _check_entry(spec)
+    check_entry(spec)
     for name in ("losses.py", "watch.py"):
         file = watched.parent / name
         text = file.read_text()
         file.write_text(text + "changed = True\n")
         with pytest.raises(UnfitCutError, match=rf"{name}.* has changed since the job was submit"):
-            _check_entry(spec)
+            check_entry(spec)
         sent = JobSpec()
         sent.CopyFrom(spec)
         sent.code_digest = "of the code that came along"
-        _check_entry(sent)
+        check_entry(sent)
         file.write_text(text)
 
 

@@ -166,7 +166,6 @@ def _check(cut: Cut, launch: LaunchRequest, where: str) -> None:
     job = launch.job
     if cut.job_id not in (launch.job_id, job.train.resume.job_id):
         raise UnfitCutError(f"{where}: a cut of job {cut.job_id}; expected {launch.job_id}'s")
-    _check_entry(job)
     found = [layer.name for layer in cut.layers if layer.name]
     if found != base_names(launch.layers):
         raise UnfitCutError(
@@ -177,8 +176,10 @@ def _check(cut: Cut, launch: LaunchRequest, where: str) -> None:
         raise UnfitCutError(f"{key}: got {got}; the cut {where} was taken with {expected}")
 
 
-def _check_entry(job: JobSpec) -> None:
+def check_entry(job: JobSpec) -> None:
     """Refuse other files than were submitted: without code that is sent they may have changed.
+
+    Some of a job's workers would compute what others do not.
 
     Raises:
         UnfitCutError
@@ -188,6 +189,6 @@ def _check_entry(job: JobSpec) -> None:
     if entry_digest(job) != job.entry_digest:
         files = " or ".join(map(str, entry_files(job)))
         raise UnfitCutError(
-            f"model.entry: {files} has changed since the job was submitted; expected what its "
-            "checkpoints were taken with. Begin another job with their weights by train.from"
+            f"model.entry: {files} has changed since the job was submitted; expected what it was, "
+            "for all of its workers and checkpoints. Begin another job, with weights by train.from"
         )
