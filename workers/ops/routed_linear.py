@@ -5,8 +5,9 @@ numbers are in the cache: forward with those of the layer before it, backward wi
 the layer behind it gives. The layer before gets the gradient of the ReLU's input then.
 
 Whatever else a layer may meet is torch's own: evaluation, so that a loaded model predicts what was
-measured; other dtypes and devices, autocast, `torch.compile`, transforms of `torch.func`; and
-backwards that are to be differentiated in their turn.
+measured; other dtypes and devices, autocast, `torch.compile`, transforms of `torch.func`,
+derivatives in forward mode; and backwards that are to be differentiated in their turn, or of many
+gradients at once.
 """
 
 import math
@@ -46,9 +47,10 @@ class _Linear(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         products: Products = ctx.products
         of_rows, of_weight, of_bias = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():  # to be differentiated again
+        if torch.is_grad_enabled() or _is_batched(grad):  # to be differentiated again, or many
             found = grad @ weight
             if ctx.rectified:
+                rows = rows.relu()  # the same, with the gradient of the ReLU's input
                 found = torch.ops.aten.threshold_backward(found, rows, 0)
             return found, grad.t() @ rows, grad.sum(0) if of_bias else None, None, None, None
         if not grad.is_contiguous():
@@ -187,6 +189,7 @@ def _is_plain(input: Any, *linears: nn.Linear) -> bool:
     return (
         all(map(_is_matrix, (input, *tensors)))
         and not torch.is_autocast_enabled("cpu")
+        and torch.autograd.forward_ad._current_level < 0
         and not torch._C._is_tracing()
     )
 
@@ -200,6 +203,11 @@ def _is_matrix(tensor: Tensor) -> bool:
         and tensor.is_contiguous()
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
+
+
+def _is_batched(grad: Tensor) -> bool:
+    """Whether these are many gradients at once, as of `is_grads_batched`."""
+    return torch._C._functorch.is_legacy_batchedtensor(grad)
 
 
 def route(module: nn.Module, routes: Routes) -> None:

@@ -222,6 +222,44 @@ def test_a_chain_is_differentiated_twice_as_torchs_is():
         torch.testing.assert_close(got.double(), wanted, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("ways", WAYS)
+def test_gradients_of_weights_are_differentiated_as_torchs_are(in_one, ways):
+    torch.manual_seed(7)
+    model, given = perceptron(6, 20, 9, 2), torch.randn(30, 6)
+    found = []
+    for one in (all_routed(model, 30, ways), copy.deepcopy(model).double()):
+        rows = given.to(one[0].weight.dtype, copy=True).requires_grad_()
+        sources = [rows, *one.parameters()]
+        firsts = torch.autograd.grad(one(rows).square().mean(), sources, create_graph=True)
+        penalty = sum(first.square().sum() for first in firsts)
+        found.append([*firsts, *torch.autograd.grad(penalty, sources)])
+    assert in_one == [3]
+    for got, wanted in zip(*found, strict=True):
+        assert (got.double() - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+def test_backwards_of_many_gradients_at_once_are_those_of_each(in_one):
+    torch.manual_seed(7)
+    model, given = perceptron(6, 20, 9, 2), torch.randn(30, 6)
+    found = []
+    for one in (all_routed(model, 30), model):
+        out, many = one(given).sum(0), torch.eye(2)
+        found.append(torch.autograd.grad(out, list(one.parameters()), many, is_grads_batched=True))
+    assert in_one == [3]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_derivatives_in_forward_mode_are_torchs():
+    torch.manual_seed(7)
+    model, given = perceptron(6, 20, 9, 2), torch.randn(30, 6)
+    found = []
+    for one in (all_routed(model, 30), model):
+        with torch.autograd.forward_ad.dual_level():
+            rows = torch.autograd.forward_ad.make_dual(given, torch.ones_like(given))
+            found.append(torch.autograd.forward_ad.unpack_dual(one(rows)).tangent)
+    assert torch.equal(*found)
+
+
 def test_a_chain_recomputed_in_backward_is_the_same():
     torch.manual_seed(8)
     made = all_routed(perceptron(12, 140, 130), 200)
