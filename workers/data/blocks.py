@@ -8,7 +8,6 @@ from typing import Protocol
 import pyarrow as pa
 
 from workers.data.columns.arrays import Encoder
-from workers.data.errors import DataError
 from workers.data.files import counts
 from workers.data.files import splits as files
 from workers.data.files.unit import Unit
@@ -109,8 +108,8 @@ class FileBlocks:
 
     @property
     def identity(self) -> Sequence[object]:
-        """As of `Blocks`."""
-        return files.identity(self._paths)
+        """As of `Blocks`: of the files as they were when reading began."""
+        return list(self._began.values())
 
     def contents(self, columns: Sequence[str]) -> str:
         """As of `Blocks`."""
@@ -148,15 +147,17 @@ class FileBlocks:
         self, unit: Unit, columns: Sequence[str], rows: int, start: int
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """As of `Blocks`."""
+        self._check_same(unit.path)  # what is read before its end is trained on, too
         status, count = unit.path.stat(), 0
         for block in files.read(unit, columns, rows):
             yield count, block
             count += block.num_rows
-        if files.identity([unit.path]) != [self._began[unit.path]]:
-            expected = "a file that stays as it was when reading began"
-            raise DataError(str(unit.path), "contents", "others", expected)
+        self._check_same(unit.path)
         if unit.rows is None:
             counts.keep(unit.path, status, count)
+
+    def _check_same(self, path: Path) -> None:
+        files.check_same([path], [self._began[path]])
 
     pass_rows = 0
 

@@ -86,19 +86,20 @@ class Joined:
 
     def __init__(self, joins: Sequence[Join]) -> None:
         self._joins = joins
+        self._paths = [path for join in joins for path in join.paths]
+        self._began = files.identity(self._paths)
         self._fields = {join.name: _fields(join) for join in joins}
         self._sides: dict[tuple[str, tuple[str, ...]], _Side] = {}
 
     @property
     def identity(self) -> list[object]:
         """Differs where other rows would be joined."""
-        stats = files.identity(path for join in self._joins for path in join.paths)
-        return [repr(self._joins), *stats]
+        return [repr(self._joins), *self._began]
 
     @property
     def contents(self) -> str:
         """As of `Blocks`."""
-        return files.contents(path for join in self._joins for path in join.paths)
+        return files.contents(self._paths)
 
     def extended(self, path: Path, schema: pa.Schema) -> pa.Schema:
         """The columns of a file of the split, and those that are joined to it.
@@ -148,6 +149,7 @@ class Joined:
             side = self._sides.get((join.name, wanted))
             if side is None:
                 side = self._sides[join.name, wanted] = _Side(join, wanted)
+                files.check_same(self._paths, self._began)
             rows = side.find(block, path, first)
             taken = pa.array(rows, mask=rows < 0)
             for field in self._fields[join.name]:

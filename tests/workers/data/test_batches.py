@@ -225,6 +225,23 @@ class TestTextTooLargeToCount:
             GlobalBatches(dataset(tmp_path, 210, "csv", **STREAMED), 50)
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("gone", [False, True])
+def test_no_step_has_rows_of_a_file_that_changed_between_epochs(
+    tmp_path: Path, kind: str, gone: bool
+) -> None:
+    batches = GlobalBatches(dataset(tmp_path, 210, kind, **STREAMED), 7, epochs=2)
+    first = [rows_of(batches.read(step)) for step in range(batches.steps_per_epoch)]
+    assert sorted(joined(first)) == list(range(210))
+    (tmp_path / "others").mkdir()
+    dataset(tmp_path / "others", 210, kind)
+    for part in range(2):
+        path = tmp_path / f"210-{part}.{kind}"
+        path.unlink() if gone else (tmp_path / "others" / path.name).replace(path)
+    with pytest.raises(DataError, match=rf"210-[01]\.{kind}: contents: "):
+        batches.read(batches.steps_per_epoch)
+
+
 def test_no_rows_are_refused(folder: Path) -> None:
     with pytest.raises(DataError, match=r"train\.batch_size: got 10, expected a split with rows"):
         GlobalBatches(dataset(folder, 0, "csv"), 10)

@@ -238,3 +238,15 @@ def test_samples_of_a_source_are_joined_too(folder):
     job = job_of(folder, {"j": JoinSpec(file="side.parquet", by=["k"])}, ["j.v"], "train")
     job.data.source = "own.py:make"
     assert read(job)[:, 0].tolist() == [0, 7.5, 0]
+
+
+def test_files_that_are_joined_and_changed_since_are_not_read(tmp_path):
+    write(tmp_path, "a.parquet", pa.table({"k": [1, 2], "y": [0, 1]}))
+    write(tmp_path, "b.csv", pa.table({"k": [1, 2], "v": [3.0, 4.0]}))
+    job = job_of(tmp_path, {"b": JoinSpec(file="b.csv", by=["k"])}, ["b.v"])
+    dataset = Dataset(job.data, "train", job.directory)
+    before = dataset.contents
+    write(tmp_path, "b.csv", pa.table({"k": [1, 2], "v": [3.5, 4.5]}))
+    with pytest.raises(DataError, match=r"b\.csv: contents: .* as it was when reading began"):
+        dataset.encoded()
+    assert Dataset(job.data, "train", job.directory).contents != before

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from chassis import scratch
 from protos.job_pb2 import DataSpec
 from tests.waiting import wait_until
-from workers.data import Batch, Dataset, GlobalBatches, sharing
+from workers.data import Batch, DataError, Dataset, GlobalBatches, sharing
 from workers.data.batches import in_order
 from workers.data.columns.arrays import Encoder
 
@@ -323,3 +323,21 @@ def test_a_disk_without_room_is_no_end(
         batches = GlobalBatches(dataset(tmp_path, **options), 300, seed=7, epochs=2)
         assert [rows_of(batches.read(step)) for step in range(batches.steps)] == steps
         batches.close()
+
+
+def test_rows_that_another_has_parsed_of_a_changed_file_are_not_used(
+    tmp_path: Path, shared: Path
+) -> None:
+    early, kept = dataset(tmp_path), dataset(tmp_path)
+    before = kept.encoded()
+    words = ["w"] * ROWS
+    row = np.arange(ROWS)[::-1]
+    table = pa.table({"row": row, "label": row % 2, "word": words, "half": row // 2})
+    pa.parquet.write_table(table, tmp_path / "rows.parquet")
+    assert rows_of(dataset(tmp_path).encoded()) == row.tolist()
+    assert rows_of(early.encoded()) == rows_of(before) == list(range(ROWS))
+    late = dataset(tmp_path, dense="half")
+    pa.parquet.write_table(table.slice(0, 10), tmp_path / "rows.parquet")
+    assert len(dataset(tmp_path, dense="half").encoded()) == 10
+    with pytest.raises(DataError, match="as it was when reading began"):
+        late.encoded()

@@ -79,6 +79,25 @@ def identity(paths: Iterable[Path]) -> list[object]:
     return [(str(p.resolve()), status.st_size, status.st_mtime_ns) for p, status in found]
 
 
+def check_same(paths: Sequence[Path], began: Sequence[object]) -> None:
+    """Refuse files that are others than when reading began.
+
+    Args:
+        began: their `identity` then.
+
+    Raises:
+        DataError: the first of them, or it is gone.
+    """
+    for path, then in zip(paths, began, strict=True):
+        try:
+            now = identity([path])
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if now != [then]:
+            expected = "a file that stays as it was when reading began"
+            raise DataError(str(path), "contents", "others", expected)
+
+
 def contents(paths: Iterable[Path]) -> str:
     """A digest of the sizes of files, and of what their beginnings, middles and ends hold.
 
