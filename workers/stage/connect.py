@@ -154,6 +154,7 @@ def _connected(
         ),
         cuts,
         share.launch.former,
+        share.held_out,
         over=0 if topology.donors or topology.HasField("paused") else generation,
         lockstep=bool(split),
         logs="" if output.startswith(KEPT) else str(Path(output).parent),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from protos.job_pb2 import JobSpec
 from ps import ParameterClient
+from workers.data.held_out import HeldOut
 from workers.links.all_reduce import (
     StageGroup,
 )
@@ -12,7 +13,7 @@ from workers.links.notices import Notices
 from workers.links.pipeline import Links, Place
 from workers.model.chain.graph import StageGraph
 from workers.model.objective.metrics import JobMetrics
-from workers.stage.alike import check_buffers
+from workers.stage.alike import check_buffers, check_contents
 from workers.stage.cuts.beginning import Beginning
 from workers.stage.cuts.folder import CutFolder
 from workers.stage.cuts.judge import CutFacts, CutJudge
@@ -126,6 +127,7 @@ def assemble(
     facts: CutFacts,
     cuts: Callable[[], str] | None,
     former: Sequence[int] = (),
+    held_out: HeldOut | None = None,
     *,
     over: int = 0,
     lockstep: bool = False,
@@ -142,16 +144,19 @@ def assemble(
         facts: of the job's cuts.
         cuts: where they lie now; None: none are taken.
         former: the last generation of each attempt before.
+        held_out: what is measured; None: it is opened when it is.
         over: how many generations of this attempt none of whose commits is applied any more.
         lockstep: whether the workers of the stage share out experts.
         logs: the folder that directories of loggers are relative to; empty: there is none.
 
     Raises:
         ModelError: they have made other buffers.
+        DataError: they read other data.
     """
     graph, inbox = layers.graph, links.inbox
     if not (beginning.step or lockstep):  # which has other experts on each
         check_buffers(graph.module, layers.group)
+    check_contents(job, facts.contents, layers.group)
     leads = place.stage == place.rank == 0
     if graph.lookups or leads:  # before there are tables that something late could change
         close_series(client, tables, facts.attempt, former, over, len(facts.layers))
@@ -262,6 +267,7 @@ def assemble(
         metrics,
         following,
         callbacks,
+        held_out or HeldOut(job),
         lockstep=lockstep,
     )
     return Parts(

@@ -56,7 +56,7 @@ def check_saved(
     split: Split = next(each for each in _SPLITS if each in measured)
     if (scores := measured[split].first) is None:
         return
-    batch = first_batch(job, split, share.place.widths[0])
+    batch = first_batch(share.held_out, split, share.place.widths[0])
     if batch is None:
         return
     tolerance = _TOLERANCE if share.device.type == "cpu" else _TOLERANCE_OF_DEVICES

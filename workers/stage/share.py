@@ -11,6 +11,7 @@ from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
 from workers.data import Dataset, GlobalBatches
 from workers.data.check import check_all
+from workers.data.held_out import HeldOut
 from workers.device.units import VISIBLE
 from workers.embedding.sparse import SparseEmbedding, tables_of
 from workers.embedding.spec import EmbeddingSpec
@@ -46,7 +47,8 @@ class Share:
         beginning: of the training; the graph's layers are as they are then.
         routes: of products of the stage's `nn.Linear`, as of the decision.
         weights: that the job's own training begins with.
-        contents: of the training split, as of `Dataset`.
+        contents: of the splits that this worker reads, as of `Dataset`, a line each.
+        held_out: the job's held-out splits.
         all_tables: of the whole model, by name.
         folder: for experts that lie out of memory; None: all are in it.
         rooms: bytes of memory for those of each layer.
@@ -66,6 +68,7 @@ class Share:
     beginning: Beginning
     weights: Weights | None
     contents: str
+    held_out: HeldOut
     all_tables: Mapping[str, EmbeddingSpec]
     folder: Path | None
     rooms: Mapping[str, int]
@@ -119,7 +122,10 @@ class Share:
             check_loss(traced, job)
             check_metrics(traced, job)
         dataset = Dataset.of(job, "train")
-        contents, batches = dataset.contents, GlobalBatches.of(job, dataset)
+        contents, held_out = [dataset.contents], HeldOut(job)
+        if place.stage == 0 or place.leads:  # who measures, and who compares the saved model
+            contents += held_out.contents()
+        batches = GlobalBatches.of(job, dataset)
         fixed = micro_batches_of(job, traced)
         schedule = Schedule(
             batches.steps,
@@ -141,7 +147,7 @@ class Share:
             beginning = beginning_of(
                 launch, graph, staleness, weights, place=launch.resume, folder=folder
             )
-        beginning.check_contents(contents, job)
+        beginning.check_contents("\n".join(contents), job)
         batches.go_on(beginning.position)
         return Share(
             launch,
@@ -157,7 +163,8 @@ class Share:
             routes,
             beginning,
             weights,
-            contents,
+            "\n".join(contents),
+            held_out,
             tables_of(m for m in traced.model.modules() if isinstance(m, SparseEmbedding)),
             folder,
             rooms,

@@ -157,6 +157,22 @@ def test_a_job_does_not_go_on_with_other_data(client, ratings, tmp_path, how):
     assert "data.train: train.csv: other contents than step" in job.error
 
 
+def test_what_is_measured_is_what_was_held_out_when_training_began(
+    client, ratings, unfailed, tmp_path
+):
+    for name in ("train.csv", "test.csv"):
+        shutil.copy(ratings.parent / "train.csv", tmp_path / name)
+    job_id = client.submit(load_job(ratings, [f"data.path={tmp_path}", "data.test=test.csv"]))
+    wait_until(lambda: client.status(job_id).step >= 5, "it trains")
+    head, *rows = (tmp_path / "test.csv").read_text().splitlines(keepends=True)
+    others = [f"{row.rstrip()[:-1]}{1 - int(row.rstrip()[-1])}\n" for row in rows]
+    (tmp_path / "test.csv").write_text("".join([head, *others]))
+    job = client.wait(job_id, timeout=300)
+    assert job.state is State.SUCCEEDED, job.reason
+    expected = json.loads((unfailed / "model.json").read_text())["metrics"]
+    assert job.metrics == pytest.approx(expected)
+
+
 def test_a_job_begins_with_the_weights_and_rows_of_another(client, ratings, unfailed, tmp_path):
     """Which the scheduler keeps; a step that changes nothing of the dense weights is trained."""
     (name,) = {json.loads((unfailed / "metrics.json").read_text())["job_id"]}

@@ -20,6 +20,7 @@ from tests.jobs import CLICKS_LAYERS, CPU, write_clicks, write_workload
 from tests.rounds import more
 from tests.waiting import wait_until
 from workers.data import Dataset
+from workers.data.held_out import HeldOut
 from workers.learning import quality as metrics
 from workers.stage.rows.source import evaluation_batches
 
@@ -115,7 +116,7 @@ def test_a_saved_model_predicts_as_it_was_measured(trained, tmp_path):
     model = heterps.load(status.output)
     scores, labels = [], []
     job = load_job(FLIGHTS)
-    for _, tensors in evaluation_batches(job, "test", 4096, 0, 1, lambda: False):
+    for _, tensors in evaluation_batches(HeldOut(job), "test", 4096, 0, 1, lambda: False):
         with torch.no_grad():
             scores.append(model(tensors["sparse"], tensors["dense"]).numpy())
         labels.append(tensors["label.label"].numpy())

@@ -52,6 +52,7 @@ def test_what_was_opened_is_closed(monkeypatch, failing, folder):
         layers=(),
         batches=SimpleNamespace(position=None),
         contents="",
+        held_out=None,
         beginning=Beginning(),
         folder=folder,
         rooms={},

@@ -20,3 +20,13 @@ def test_other_data_than_so_far_is_refused_by_name():
     with pytest.raises(UnfitCutError, match=r"data\.train: train\.csv: other contents than step 3"):
         kept.check_contents("other", job)
     replace(begun, contents="").check_contents("other", job)  # of a cut that does not say
+
+
+def test_held_out_data_is_compared_by_whoever_reads_it():
+    job = JobSpec()
+    job.data.train, job.data.test = "train.csv", "test.csv"
+    begun = Beginning(3, contents="as it was\nthis, too")
+    begun.check_contents("as it was", job)  # of a worker that measures nothing
+    replace(begun, contents="as it was").check_contents("as it was\nother", job)
+    with pytest.raises(UnfitCutError, match=r"data\.test: test\.csv: other contents than step 3"):
+        begun.check_contents("as it was\nother", job)

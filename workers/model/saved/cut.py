@@ -131,7 +131,7 @@ class Cut:
         validated: what that gave so far, of `train.validate`.
         train_seconds: of all attempts.
         position: where the data of the next step is read from, of a source that said it.
-        contents: of the training split, as of `Dataset`; empty: nobody knows.
+        contents: of the job's splits, as of `Dataset`, a line each; empty: nobody knows.
         taken_at: seconds since the epoch.
         size: bytes written for it.
         seconds, stall_s: as of `heterps.v1.Cut`.

@@ -13,6 +13,7 @@ from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
 from protos.training import differences
+from workers.data.check import splits
 from workers.model.chain.graph import StageGraph
 from workers.model.code.digest import entry_digest, entry_files
 from workers.model.objective.curve import LossCurve
@@ -51,7 +52,7 @@ class Beginning:
         committed: whether the tables had all these steps: training was over.
         stopped: whether the training is to end with these.
         position: where the data of the next step is read from, as of `GlobalBatches`.
-        contents: of the training split so far, as of `Dataset`; empty: nobody knows.
+        contents: of the job's splits so far, as of `Dataset`, a line each; empty: nobody knows.
     """
 
     step: int = 0
@@ -74,17 +75,20 @@ class Beginning:
         """Refuse other data than what training has had so far: samples would come twice, or never.
 
         Args:
-            found: of the training split now.
+            found: of the splits now; only those are compared that both have.
 
         Raises:
             UnfitCutError: it is other data.
         """
-        if self.contents not in ("", found):
-            raise UnfitCutError(
-                f"data.train: {job.data.train}: other contents than step {self.step} was trained "
-                "with; expected the files as they were. Begin another job with the weights by "
-                "train.from"
-            )
+        both = zip(splits(job), self.contents.split("\n"), found.split("\n"), strict=False)
+        for split, before, now in both:
+            if before not in ("", now):
+                done = "trained" if split == "train" else "measured"
+                raise UnfitCutError(
+                    f"data.{split}: {getattr(job.data, split)}: other contents than step "
+                    f"{self.step} was {done} with; expected the files as they were. Begin another "
+                    "job with the weights by train.from"
+                )
 
 
 def beginning_of(

@@ -80,7 +80,7 @@ class CutFacts:
         tables: what the names of the job's tables begin with.
         generation: of the job's workers.
         position: where the data of a step is read from, as of `GlobalBatches`.
-        contents: of the training split, as of `Dataset`.
+        contents: of the job's splits, as of `Dataset`, a line each.
     """
 
     job_id: str

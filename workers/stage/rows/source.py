@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from protos.job_pb2 import JobSpec
-from workers.data import Batch, Dataset
+from workers.data import Batch
 from workers.data.batches import in_order
 from workers.data.columns.arrays import labels_in
+from workers.data.held_out import HeldOut
 from workers.data.reader import Split
 from workers.data.tensors import tensors_of
 from workers.device.copies import Upload
@@ -157,10 +157,15 @@ class TrainingSource:
 
 
 def evaluation_batches(
-    job: JobSpec, which: Split, size: int, rank: int, workers: int, stopped: Callable[[], bool]
+    held_out: HeldOut,
+    which: Split,
+    size: int,
+    rank: int,
+    workers: int,
+    stopped: Callable[[], bool],
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """This worker's share of a held-out split, every row once: (global index, tensors)."""
-    for number, batch in in_order(Dataset.of(job, which), size, rank, workers):
+    for number, batch in in_order(held_out.of(which), size, rank, workers):
         if stopped():
             raise Stopped("stopped")
         yield number, tensors_of(batch)

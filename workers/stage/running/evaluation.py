@@ -10,6 +10,7 @@ from torch import Tensor
 from protos.job_pb2 import JobSpec
 from workers.data.batches import evaluation_size
 from workers.data.columns.arrays import labels_in
+from workers.data.held_out import HeldOut
 from workers.data.reader import Dataset, Split
 from workers.data.tensors import first_samples, tensors_of
 from workers.learning.objective import as_given, named
@@ -43,6 +44,7 @@ class Evaluation:
     """One worker's part of measuring held-out splits.
 
     Args:
+        held_out: what is.
         metrics: that are measured.
         lockstep: whether the workers compute together: one that has no batch any more computes
             another for the others' sake.
@@ -50,7 +52,7 @@ class Evaluation:
 
     def __init__(
         self,
-        job: JobSpec,
+        held_out: HeldOut,
         layers: StageLayers,
         rows: StageRows,
         place: Place,
@@ -59,7 +61,7 @@ class Evaluation:
         *,
         lockstep: bool,
     ) -> None:
-        self._job = job
+        self._held_out = held_out
         self._layers = layers
         self._rows = rows
         self._place = place
@@ -117,7 +119,7 @@ class Evaluation:
         place = self._place
         if not place.width_before:
             yield from _read(
-                self._job, split, place.rank, place.width, lambda: self._links.inbox.stopped
+                self._held_out, split, place.rank, place.width, lambda: self._links.inbox.stopped
             )
             return
         inbox = self._links.inbox
@@ -148,18 +150,19 @@ def splits_to_predict(job: JobSpec) -> Sequence[Split]:
     return held_out or ["train"]
 
 
-def first_batch(job: JobSpec, split: Split, workers: int) -> Mapping[str, Tensor] | None:
+def first_batch(held_out: HeldOut, split: Split, workers: int) -> Mapping[str, Tensor] | None:
     """The first batch of a split, as the first of so many workers reads it; None: it is empty."""
-    batches = _read(job, split, 0, workers, lambda: False)
+    batches = _read(held_out, split, 0, workers, lambda: False)
     return next((tensors for _, tensors in batches), None)
 
 
 def _read(
-    job: JobSpec, split: Split, rank: int, workers: int, stopped: Callable[[], bool]
+    held_out: HeldOut, split: Split, rank: int, workers: int, stopped: Callable[[], bool]
 ) -> Batches:
     """A worker's share of a split; of training data one batch, which is the first worker's."""
+    job = held_out.job
     if split != "train":
-        return evaluation_batches(job, split, evaluation_size(job), rank, workers, stopped)
+        return evaluation_batches(held_out, split, evaluation_size(job), rank, workers, stopped)
     if rank:
         return iter(())
     size = min(_LOOKED_AT, job.train.batch_size)

@@ -39,6 +39,7 @@ from chassis.tracing import span
 from protos.in_flight import filling, most_in_flight
 from protos.job_pb2 import JobSpec
 from protos.stage_pb2 import Notice
+from workers.data.held_out import HeldOut
 from workers.data.reader import Split
 from workers.errors import DivergedError
 from workers.links.pipeline import Links, Place
@@ -84,6 +85,7 @@ class StageExecutor:
         metrics: that are measured of held-out data.
         following: what follows steps.
         callbacks: at the worker that calls them.
+        held_out: what is measured.
         lockstep: whether the workers of the stage share out experts.
     """
 
@@ -104,6 +106,7 @@ class StageExecutor:
         metrics: JobMetrics,
         following: Following,
         callbacks: Callbacks | None,
+        held_out: HeldOut,
         *,
         lockstep: bool = False,
     ) -> None:
@@ -111,7 +114,7 @@ class StageExecutor:
         curve = beginning.curve if place.in_last_stage else LossCurve()  # others hear of none
         self.progress.resume(beginning.step, beginning.samples, curve, beginning.train_seconds)
         self._cuts = cuts
-        self._job = job
+        self._held_out = held_out
         self._layers = layers
         self._rows = rows
         self._place = place
@@ -210,7 +213,7 @@ class StageExecutor:
         """
         self.progress.phase = split
         evaluation = Evaluation(
-            *(self._job, self._layers, self._rows, self._place, self._links, self._metrics),
+            *(self._held_out, self._layers, self._rows, self._place, self._links, self._metrics),
             lockstep=self._lockstep,
         )
         return evaluation.run(split, phase or split)

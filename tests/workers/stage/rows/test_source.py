@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.job_pb2 import JobSpec
-from workers.data import Dataset, GlobalBatches
+from workers.data import DataError, Dataset, GlobalBatches
+from workers.data.held_out import HeldOut
 from workers.device.copies import OnHost
 from workers.links.inbox import Inbox, Stopped
 from workers.model.objective.loss import job_loss
@@ -173,20 +174,40 @@ def test_a_schedule_deals_every_micro_batch_to_one_worker(samples, micro_batches
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_every_held_out_row_comes_once(job, workers):
-    rows, numbers = [], []
+    rows, numbers, held_out = [], [], HeldOut(job)
     for rank in range(workers):
-        for number, tensors in evaluation_batches(job, "valid", 10, rank, workers, lambda: False):
+        for number, tensors in evaluation_batches(
+            held_out, "valid", 10, rank, workers, lambda: False
+        ):
             numbers.append(number)
             rows += tensors["dense"][:, 0].tolist()
     assert sorted(rows) == list(range(ROWS))
     assert len(set(numbers)) == len(numbers)
     with pytest.raises(Stopped):
-        next(evaluation_batches(job, "valid", 10, 0, workers, lambda: True))
+        next(evaluation_batches(held_out, "valid", 10, 0, workers, lambda: True))
 
 
 def test_training_rows_that_are_gone_at_the_end_are_not_looked_at(job, tmp_path):
-    batch = first_batch(job, "train", 2)
+    batch = first_batch(HeldOut(job), "train", 2)
     assert batch is not None
     assert batch["dense"][:, 0].tolist() == list(range(24))
     (tmp_path / "rows.parquet").unlink()
-    assert first_batch(job, "train", 2) is None
+    assert first_batch(HeldOut(job), "train", 2) is None
+
+
+def test_held_out_rows_are_those_that_were_opened_whatever_becomes_of_the_file(job, tmp_path):
+    """Those that were read stay; those that were not are refused."""
+    read, unread = HeldOut(job), HeldOut(job)
+    first = measured_rows(read)
+    unread.of("valid")
+    table = pa.table({"row": np.arange(5.0), "label": np.zeros(5, np.int64)})
+    pa.parquet.write_table(table, tmp_path / "rows.parquet")
+    assert measured_rows(read) == first == list(range(ROWS))
+    assert first_batch(read, "valid", 1)["dense"][:, 0].tolist() == first
+    with pytest.raises(DataError, match="as it was when reading began"):
+        measured_rows(unread)
+
+
+def measured_rows(held_out):
+    batches = evaluation_batches(held_out, "valid", 10, 0, 1, lambda: False)
+    return [row for _, tensors in batches for row in tensors["dense"][:, 0].tolist()]
