@@ -116,11 +116,13 @@ class Worker:
                 reporter.begin(self._service.session.generation)
                 self._share = Share.of(self._launch, anew=True)
         except (Exception, SystemExit) as error:
-            if self._unfinished is not None:
-                self._unfinished.abandon()
-            if not isinstance(error, Stopped) and not self._stop.is_set():
-                reason = end_reason_of(error, self._launch.job)
-                reporter.send("failed", error=told(error), end_reason=reason)
+            try:
+                if not isinstance(error, Stopped) and not self._stop.is_set():
+                    reason = end_reason_of(error, self._launch.job)
+                    reporter.send("failed", error=told(error), end_reason=reason)
+            finally:
+                if self._unfinished is not None:
+                    self._unfinished.abandon()  # once that is told: others who write it fail now
             raise
         finally:
             reporter.close()
