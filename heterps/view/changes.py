@@ -1,6 +1,7 @@
 """What is different between two decisions: their inputs, their plans and their figures."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -124,6 +125,8 @@ def name_of(key: str) -> str:
         ("pin.", "{} pinned to"),
         ("units.", "units of {}"),
         ("layer.", "{}"),
+        ("stage.", "units from {} on"),
+        ("threads.", "threads of a unit of {}"),
     ):
         if key.startswith(prefix):
             return text.format(key.removeprefix(prefix))
@@ -187,10 +190,16 @@ def _plan(decision: "Decision") -> Iterator[tuple[str, Value]]:
 
     if not decision.stages:
         return
-    for name, kind in zip(layer_names(decision), decision.assignment, strict=True):
+    names = layer_names(decision)
+    for name, kind in zip(names, decision.assignment, strict=True):
         yield f"layer.{name}", kind
     for kind, units in decision.total_units.items():
         yield f"units.{kind}", units
+    of_type = Counter(stage.type for stage in decision.stages)
+    for stage in decision.stages:
+        if of_type[stage.type] > 1:  # else its units are those of the type
+            yield f"stage.{names[stage.first]}", stage.units
+        yield f"threads.{stage.type}", stage.threads or 1
     yield "ps_units", decision.plan.ps_units
     yield "micro_batches", decision.plan.micro_batches or None
     yield "staleness", decision.plan.staleness

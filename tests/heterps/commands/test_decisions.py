@@ -17,6 +17,7 @@ from heterps.view.changes import compare
 from protos import scheduler_pb2 as pb
 from protos.job_pb2 import JobSpec
 from scheduler.decision.record import Decision, Measured
+from scheduler.problem.plan import PlanStage
 from scheduler.replanning.proposal import Proposal
 from scheduler.service.process import SchedulerProcess
 from scheduler.state.redis_server import EmbeddedRedis
@@ -214,6 +215,25 @@ def test_a_difference_names_steps_and_what_keeps_layers_together() -> None:
         "micro_batches": 8,
         "staleness": 0,
     }
+
+
+def test_a_difference_names_units_of_stages_on_one_type_and_their_threads() -> None:
+    plan = replace(planned().plan, stages=stages(2, 1))
+    before = replace(planned(), plan=plan)
+    first, *_, fourth = (layer.name for layer in planned().workload.layers[:4])
+    for made, expected in (
+        (stages(1, 2), {f"stage.{first}": (2, 1), f"stage.{fourth}": (1, 2)}),
+        (stages(2, 1, threads=4), {"threads.cpu": (1, 4)}),
+    ):
+        changes = compare(before, replace(before, plan=replace(plan, stages=made)))
+        assert {one.key: (one.before, one.after) for one in changes.plan} == expected
+
+
+def stages(one: int, other: int, threads: int = 0) -> tuple[PlanStage, ...]:
+    """The layers in two stages on CPUs."""
+    last = len(planned().workload.layers) - 1
+    first = PlanStage(0, 2, "cpu", one, 1e-6, 1e-6, 1e6, True, threads)
+    return first, replace(first, first=3, last=last, units=other)
 
 
 def test_a_decision_does_not_differ_from_itself(run: Run, tmp_path: Path) -> None:
