@@ -181,7 +181,8 @@ def check_metrics(traced: TracedModel, job: JobSpec) -> None:
     They would end the job after its training. One that fails on so few samples may do so.
 
     Raises:
-        ModelError: a metric gave something else than a number, or numbers by name.
+        ModelError: a metric gave something else than a number, or numbers by name; or the name of
+            another one.
         MissingLabelError: it reads a label that the job does not have.
         DataError: the first samples of the job do not fit it.
     """

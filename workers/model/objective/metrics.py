@@ -121,7 +121,7 @@ class JobMetrics:
             found: what was taken of all batches, one after the other.
 
         Raises:
-            ModelError: a function of the job's own gave no number.
+            ModelError: a function of the job's own gave no number, or one with another's name.
         """
         results: dict[str, float] = {}
         for name, head in self._heads.items():
@@ -142,10 +142,10 @@ class JobMetrics:
             outputs, labels = _starting(found, _OUTPUT), ByName(_starting(found, _LABEL))
             for name, function in self._functions.items():
                 value = function(as_given({**outputs, **alone}), ByName(labels))
-                results |= _numbers(name, value, prefix)
+                _add(results, _numbers(name, value, prefix), prefix)
             for name, metric in self._objects.items():
                 value = self._accumulated(metric, found[_ROWS], outputs, alone, labels)
-                results |= _numbers(name, value, prefix)
+                _add(results, _numbers(name, value, prefix), prefix)
         return results
 
     def _accumulated(
@@ -225,3 +225,14 @@ def _numbers(name: str, found: Any, prefix: str) -> dict[str, float]:
                 f"model.metrics: {shown!r} is {value!r}; expected a number, or numbers by name"
             ) from None
     return results
+
+
+def _add(results: dict[str, float], own: Mapping[str, float], prefix: str) -> None:
+    for name, value in own.items():
+        if name in results:
+            own_name = name.removeprefix(f"{prefix}_")
+            raise ModelError(
+                f"model.metrics: {own_name!r} is another metric's name, too; expected functions, "
+                "and names of what they give, that are no other's, such as those of the loss"
+            )
+        results[name] = value
