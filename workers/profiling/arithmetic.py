@@ -6,11 +6,12 @@ counts as nothing, so that a layer of it would cost a GPU hardly more than its l
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
 from workers.ops.linear import ONEDNN, available
 from workers.uncompiled import uncompiled
@@ -20,11 +21,23 @@ _Shape = Sequence[int]
 
 def forward_flops(module: nn.Module, inputs: list[Any]) -> float:
     """Of one forward of these inputs, a product and a sum counting as two."""
-    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=_formulas()) as counter:
-        mode = type(getattr(counter, "mode", counter))
+    counter = FlopCounterMode(display=False, custom_mapping=_formulas())
+    counter.mod_tracker = _Whole()
+    with torch.no_grad(), counter:
+        mode: Any = type(getattr(counter, "mode", counter))
         mode.__torch_dispatch__ = uncompiled(mode.__torch_dispatch__)
         module(*inputs)
     return float(counter.get_total_flops())
+
+
+class _Whole(ModuleTracker):
+    """Follows no module: hooks for that would break a forward that differentiates."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:

@@ -66,3 +66,22 @@ def test_products_of_vectors_and_of_three() -> None:
     x, y = torch.randn(TOKENS, DIM), torch.randn(TOKENS, HIDDEN)
     assert forward_flops(Score(), [x]) == 2 * TOKENS * DIM
     assert forward_flops(nn.Bilinear(DIM, HIDDEN, 5), [x, y]) == 2 * TOKENS * DIM * HIDDEN * 5
+
+
+class Inner(nn.Module):
+    """Takes a step of gradient descent in its forward, of weights and of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(DIM, HIDDEN, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            loss = self.layer(x).square().mean()
+            of_x, step = torch.autograd.grad(loss, [x, self.layer.weight], create_graph=True)
+        return (x - of_x) @ (self.layer.weight - step).t()
+
+
+def test_a_forward_that_differentiates() -> None:
+    assert forward_flops(Inner(), [torch.randn(TOKENS, DIM)]) == 4 * 2 * TOKENS * DIM * HIDDEN
