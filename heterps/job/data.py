@@ -45,5 +45,24 @@ def check_data(job: JobSpec) -> None:
         raise DataMismatchError(str(error)) from None
 
 
+def contents_of_valid(job: JobSpec) -> str:
+    """Differs where other data is held out for validation, as far as that tells.
+
+    It is empty where there is none, or none that `check_data` looks at.
+
+    Raises:
+        DataMismatchError: it cannot be read.
+    """
+    if not job.data.valid or not _can_be_seen(job):
+        return ""
+    from workers.data.errors import DataError
+    from workers.data.reader import Dataset
+
+    try:
+        return Dataset.of(job, "valid").contents
+    except DataError as error:
+        raise DataMismatchError(str(error)) from None
+
+
 def _can_be_seen(job: JobSpec) -> bool:
     return not is_url(job.data.path) and not job.data.source

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import optuna
 
 _ABOUT = "heterps"
+_VALID = "valid"
 _JOB, _REASON, _INTERRUPTED = "job_id", "reason", "interrupted"
 
 
@@ -118,6 +119,24 @@ class Study:
         states = (self._optuna.trial.TrialState.RUNNING,)
         found = self._study.get_trials(deepcopy=False, states=states)
         return [Asked(self, self._optuna.trial.Trial(self._study, t._trial_id)) for t in found]
+
+    def measured_by(self, contents: str) -> None:
+        """Take in what held-out data a trial is measured by.
+
+        Args:
+            contents: differs where it is other data; empty: nobody knows.
+
+        Raises:
+            SweepError: it is other data than that of the trials before.
+        """
+        kept = self._study.user_attrs.get(_VALID)
+        if kept is None:
+            self._study.set_user_attr(_VALID, contents)
+        elif contents and kept not in ("", contents):
+            raise SweepError(
+                f"data.valid: {self._space.base.data.valid}: it has changed since the first trial, "
+                "whose values say nothing of others then; name another file with --study"
+            )
 
     def same(self, asked: "Asked") -> Trial | None:
         """A trial that is complete and had the same values."""
