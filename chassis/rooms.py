@@ -41,26 +41,21 @@ def clash(entry: Path, folders: Sequence[Path], needed: Collection[str]) -> str:
     taken = {room for room in needed for folder in folders if _is_taken(folder, room)}
     if not taken:
         return ""
-    files, seen = [entry], {entry}
-    while files and len(seen) < _MOST_FILES:
-        file = files.pop()
-        for module, name, line in _imports(file, folders):
-            theirs = _found(module, folders)
-            if name:
-                theirs = _found(f"{module}.{name}", folders) or theirs
-            if theirs and in_ours(str(theirs[-1])):
-                continue
-            room = module.partition(".")[0]
-            if room in taken and _means(theirs, module, name):
-                return (
-                    f"{file}:{line}: imports {module!r} of its own, at {theirs[-1]}, where HeterPS "
-                    f"needs its own {room!r}, at {ROOT / room}; rename yours, or move it into a "
-                    "package of another name"
-                )
-            fresh = [path for path in theirs if path.is_file() and path not in seen]
-            seen.update(fresh)
-            files += fresh
+    for file, module, name, line, theirs in _followed(entry, folders):
+        room = module.partition(".")[0]
+        if room in taken and _means(theirs, module, name):
+            return (
+                f"{file}:{line}: imports {module!r} of its own, at {theirs[-1]}, where HeterPS "
+                f"needs its own {room!r}, at {ROOT / room}; rename yours, or move it into a "
+                "package of another name"
+            )
     return ""
+
+
+def imported(entry: Path, folders: Sequence[Path]) -> set[Path]:
+    """The files that code imports, and they in their turn, as far as `clash` follows them."""
+    found = (theirs for *_, theirs in _followed(entry, folders))
+    return {path for theirs in found for path in theirs if path.is_file()} - {entry}
 
 
 def loaded() -> set[str]:
@@ -173,6 +168,25 @@ def _is_taken(folder: Path, room: str) -> bool:
     if theirs.is_file():
         return theirs.read_bytes() != ours.read_bytes()
     return (folder / room).is_dir() or (folder / f"{room}.py").is_file()
+
+
+def _followed(
+    entry: Path, folders: Sequence[Path]
+) -> Iterator[tuple[Path, str, str, int, list[Path]]]:
+    """Each import of a file, and of the files it imports: as of `_imports`, and where it leads."""
+    files, seen = [entry], {entry}
+    while files and len(seen) < _MOST_FILES:
+        file = files.pop()
+        for module, name, line in _imports(file, folders):
+            theirs = _found(module, folders)
+            if name:
+                theirs = _found(f"{module}.{name}", folders) or theirs
+            if theirs and in_ours(str(theirs[-1])):
+                continue
+            yield file, module, name, line, theirs
+            fresh = [path for path in theirs if path.is_file() and path not in seen]
+            seen.update(fresh)
+            files += fresh
 
 
 def _imports(file: Path, folders: Sequence[Path]) -> Iterator[tuple[str, str, int]]:

@@ -218,7 +218,7 @@ class LaunchReply(_message.Message):
     rendezvous: _builtins.str
     pid: _builtins.int
     contents: _builtins.str
-    """of the training split that a worker reads; empty: not known"""
+    """of the splits that a worker reads, a line each; empty: not known"""
     def __init__(
         self,
         *,

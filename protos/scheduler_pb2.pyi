@@ -1870,7 +1870,7 @@ class PlacedProcess(_message.Message):
     shares: _builtins.bool
     """a unit that another of the job's workers has"""
     contents: _builtins.str
-    """of the training split that it reads; empty: not known"""
+    """of the splits that it reads, a line each; empty: not known"""
     @_builtins.property
     def node(self) -> Global___NodeStatus:
         """without its processes"""

@@ -101,8 +101,9 @@ def check_same(job: JobSpec, before: JobSpec, job_id: str) -> None:
     if job.entry_digest and before.entry_digest and job.entry_digest != before.entry_digest:
         files = " or ".join(file.name for file in entry_files(job))
         raise OriginError(
-            f"model.entry: {files} is not as it was for {job_id}; expected the same code, to go on "
-            f"from its checkpoint. To begin with its weights alone use train.from: {job_id}"
+            f"model.entry: {files} is not as it was for {job_id}, or what it imports from beside "
+            "it; expected the same code, to go on from its checkpoint. To begin with its weights "
+            f"alone use train.from: {job_id}"
         )
 
 

@@ -25,7 +25,7 @@ from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.beginning import taken_over
 from scheduler.runs.calls import CallError, Channels, Interrupted, Stop, call
 from scheduler.runs.failures import JobError, ending_of_call
-from scheduler.runs.processes import AttemptId, Process
+from scheduler.runs.processes import AttemptId, Process, other_contents
 from scheduler.state.endings import Ending
 from scheduler.state.nodes import Nodes
 from scheduler.state.packing import Group
@@ -233,7 +233,8 @@ def launch(
     if stop():
         raise Interrupted
     listening = [process for process in started if process is not None]
-    _check_contents(listening, job.data.train)
+    if text := other_contents(listening, job.data):
+        raise JobError(Ending(END_INVALID_JOB, text, error=text))
     return listening
 
 
@@ -492,27 +493,4 @@ def _process(
 
 
 def _started(process: Process, reply: LaunchReply) -> Process:
-    return replace(
-        process,
-        address=reply.address,
-        rendezvous=reply.rendezvous,
-        pid=reply.pid,
-        contents=reply.contents,
-    )
-
-
-def _check_contents(processes: Sequence[Process], pattern: str) -> None:
-    """Refuse workers that read other data than others: samples would count twice, or never.
-
-    Args:
-        pattern: of the files, as the job has it.
-    """
-    told = [process for process in processes if process.contents]
-    for process in told:
-        if process.contents != told[0].contents:
-            text = (
-                f"data.train: {pattern}: {process.label} ({process.place}) found other contents "
-                f"than {told[0].label} ({told[0].place}); expected the same files on all nodes, "
-                "which stay as they are while a job starts"
-            )
-            raise JobError(Ending(END_INVALID_JOB, text, error=text))
+    return replace(process, **{field.name: value for field, value in reply.ListFields()})

@@ -1,7 +1,9 @@
 """What nodes know an attempt at a job by, and one of its processes."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
+from protos.job_pb2 import DataSpec
 from protos.scheduler_pb2 import NodeStatus, PlacedProcess
 from scheduler.state import nodes as registry
 
@@ -26,7 +28,7 @@ class Process:
 
     Attributes:
         shares: it is a worker without a unit of its own: see `sharing`.
-        contents: of the training split that it reads; empty: not known.
+        contents: of the splits that it reads, a line each; empty: not known.
     """
 
     process_id: str
@@ -77,3 +79,25 @@ class Process:
         node.ClearField("processes")
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         return PlacedProcess(**own | {"node": node})
+
+
+def other_contents(workers: Iterable[Process], data: DataSpec) -> str:
+    """What to say of workers that read other data than others; else "".
+
+    Samples would count twice, or never, and what is measured would be of a mixture.
+    """
+    given = {"train": data.train, "valid": data.valid, "test": data.test}
+    splits = [split for split, pattern in given.items() if pattern]
+    first: dict[str, tuple[str, Process]] = {}
+    for worker in workers:
+        # Of held-out splits only those who read them tell.
+        told = zip(splits, worker.contents.split("\n"), strict=False)
+        for split, contents in ((split, own) for split, own in told if own):
+            expected, before = first.setdefault(split, (contents, worker))
+            if contents != expected:
+                return (
+                    f"data.{split}: {given[split]}: {worker.label} ({worker.place}) found other "
+                    f"contents than {before.label} ({before.place}); expected the same files on "
+                    "all nodes, which stay as they are while a job starts"
+                )
+    return ""

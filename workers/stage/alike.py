@@ -6,8 +6,6 @@ from hashlib import blake2b
 import torch
 from torch import Tensor, nn
 
-from protos.job_pb2 import JobSpec
-from workers.data.errors import DataError
 from workers.links.all_reduce import StageGroup
 from workers.model.code.entry import ModelError
 
@@ -36,23 +34,6 @@ def check_buffers(module: nn.Module, group: StageGroup) -> None:
                 "torch.randn(…) or np.random.default_rng(0), not np.random.default_rng(), a time "
                 "or a host's name"
             )
-
-
-def check_contents(job: JobSpec, contents: str, group: StageGroup) -> None:
-    """Refuse data that is not the same for each worker; all workers of a stage call it.
-
-    Args:
-        contents: of a worker's own data.
-
-    Raises:
-        DataError: it is other data on another host, or has changed between two workers' beginning.
-    """
-    if group.size == 1:
-        return
-    found = group.gather(torch.tensor([_digest(contents.encode())], dtype=torch.int64))
-    if len(set(found.tolist())) > 1:
-        got = f"{job.data.path!r} with other contents for some of the stage's {group.size} workers"
-        raise DataError("job", "data.path", got, "the same data on all hosts, which stays as it is")
 
 
 def _of(tensor: Tensor) -> int:

@@ -13,7 +13,7 @@ from workers.links.notices import Notices
 from workers.links.pipeline import Links, Place
 from workers.model.chain.graph import StageGraph
 from workers.model.objective.metrics import JobMetrics
-from workers.stage.alike import check_buffers, check_contents
+from workers.stage.alike import check_buffers
 from workers.stage.cuts.beginning import Beginning
 from workers.stage.cuts.folder import CutFolder
 from workers.stage.cuts.judge import CutFacts, CutJudge
@@ -151,12 +151,10 @@ def assemble(
 
     Raises:
         ModelError: they have made other buffers.
-        DataError: they read other data.
     """
     graph, inbox = layers.graph, links.inbox
     if not (beginning.step or lockstep):  # which has other experts on each
         check_buffers(graph.module, layers.group)
-    check_contents(job, facts.contents, layers.group)
     leads = place.stage == place.rank == 0
     if graph.lookups or leads:  # before there are tables that something late could change
         close_series(client, tables, facts.attempt, former, over, len(facts.layers))

@@ -49,15 +49,26 @@ def test_what_is_wrong_with_them_is_said(watched, assignments, expected):
     assert expected in str(caught.value)
 
 
-def test_a_training_depends_on_the_files_of_its_model_its_loss_and_its_callbacks(watched):
-    (watched.parent / "losses.py").write_text("def total(outputs, batch): ...\n")
-    spec = load_job(watched, [*GIVEN, "model.loss=losses.py:total"])
+def test_a_training_depends_on_the_files_of_its_model_and_what_goes_with_it(watched):
+    (watched.parent / "losses.py").write_text(
+        "from parts.sums import total_of\ndef total(outputs, batch): ...\n"
+    )
+    (watched.parent / "parts").mkdir()
+    (watched.parent / "parts" / "sums.py").write_text("from . import more\ntotal_of = sum\n")
+    (watched.parent / "parts" / "more.py").write_text("")
+    (watched.parent / "unused.py").write_text("")
+    (watched.parent / "recalls.py").write_text("def recall(outputs, batch): ...\n")
+    given = (*GIVEN, "model.loss=losses.py:total", "model.metrics=[recalls.py:recall]")
+    spec = load_job(watched, given)
     check_entry(spec)
-    for name in ("losses.py", "watch.py"):
+    (watched.parent / "unused.py").write_text("changed = True\n")
+    check_entry(spec)
+    for name in ("losses.py", "watch.py", "recalls.py", "parts/sums.py", "parts/more.py"):
         file = watched.parent / name
         text = file.read_text()
         file.write_text(text + "changed = True\n")
-        with pytest.raises(UnfitCutError, match=rf"{name}.* has changed since the job was submit"):
+        named = "losses.py" if file.parent.name == "parts" else file.name
+        with pytest.raises(UnfitCutError, match=rf"{named}.* has changed since the job was submit"):
             check_entry(spec)
         sent = JobSpec()
         sent.CopyFrom(spec)

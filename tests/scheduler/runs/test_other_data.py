@@ -15,11 +15,18 @@ from tests.cluster import Roles
 _ANOTHER = 'mount --bind "$0" "$1" && shift && exec "$@"'
 
 
-@pytest.mark.parametrize("rows", ["in another order", "more"])
-def test_workers_that_read_other_data_do_not_train_together(tmp_path: Path, rows: str) -> None:
+@pytest.mark.parametrize(
+    ("split", "rows"),
+    [("train", "in another order"), ("train", "more"), ("test", "in another order")],
+)
+def test_workers_that_read_other_data_do_not_work_together(
+    tmp_path: Path, split: str, rows: str
+) -> None:
     folder = tmp_path / "job"
     spec = write_job(folder, Shape(seconds=0.001, steps=5))
-    data, other = folder / "train.csv", tmp_path / "other.csv"
+    spec.data.test = "test.csv"
+    shutil.copy(folder / "train.csv", folder / "test.csv")
+    data, other = folder / f"{split}.csv", tmp_path / "other.csv"
     head, *lines = data.read_text().splitlines()
     changed = lines[::-1] if rows == "in another order" else [*lines, *lines[:20]]
     other.write_text("\n".join([head, *changed]) + "\n")
@@ -40,8 +47,8 @@ def test_workers_that_read_other_data_do_not_train_together(tmp_path: Path, rows
             status = list(stub.WatchJob(JobRequest(job_id="job"), timeout=120))[-1]
         finally:
             child.stop(8.0)
+    assert status.step == 0
     assert status.end_reason == END_INVALID_JOB, status.reason
-    assert "data.train: train.csv: stage 0 worker " in status.error
+    assert f"data.{split}: {split}.csv: stage 0 worker " in status.error
     assert "found other contents than stage 0 worker " in status.error
     assert "on node elsewhere" in status.error
-    assert status.step == 0

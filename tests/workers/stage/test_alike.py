@@ -5,13 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.workers.stage import in_process
 from tests.workers.stage.in_process import Pipeline
 from tests.workers.stage.test_objectives import FEATURES, batches, job_of
-from workers.data import DataError
 from workers.model.code.entry import ModelError
 from workers.model.objective.metrics import JobMetrics
-from workers.stage.cuts.judge import CutFacts
 from workers.stage.running import evaluation
 
 
@@ -53,13 +50,6 @@ def test_buffers_that_follow_from_a_seed_are_taken():
         return Net(Features(np.random.default_rng(0)))
 
     Pipeline(job_of(), build, [1], [2], batches(), 2).run()
-
-
-def test_workers_that_read_other_data_are_refused(monkeypatch):
-    found = iter(("one", "another"))
-    monkeypatch.setattr(in_process, "CutFacts", lambda *args: CutFacts(*args, contents=next(found)))
-    with pytest.raises(DataError, match=r"data\.path: .* other contents for some of .* 2 workers"):
-        Pipeline(job_of(), lambda: Net(nn.Linear(FEATURES, 4)), [1], [2], batches(), 2).run()
 
 
 class Sampled(nn.Linear):

@@ -32,7 +32,9 @@ def test_the_cause_is_told_before_what_others_write_goes(monkeypatch):
     monkeypatch.setattr(worker, "Reporter", Reporter)
     made = Worker.__new__(Worker)
     made._launch, made._source, made._stop = SimpleNamespace(job=JobSpec()), None, threading.Event()
-    made._share = SimpleNamespace(schedule=SimpleNamespace(steps=1), place=Place(0, 0, (1, 1)))
+    made._share = SimpleNamespace(
+        schedule=SimpleNamespace(steps=1), place=Place(0, 0, (1, 1)), contents=""
+    )
     made._service = SimpleNamespace(address="", stop=lambda _: None)
     made._rendezvous, made._generation = None, fails
     made._unfinished = SimpleNamespace(abandon=lambda: done.append("abandoned"))

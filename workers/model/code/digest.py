@@ -3,22 +3,29 @@
 import hashlib
 from pathlib import Path
 
+from chassis.rooms import imported
 from protos.job_pb2 import JobSpec
 
 
 def entry_files(job: JobSpec) -> list[Path]:
-    """The files of the model, of the loss and of the callbacks, which may end the training."""
-    entries = (job.model.entry, job.model.loss, *job.model.callbacks)
+    """The files of the model, the loss, the metrics and the callbacks, which may end training."""
+    entries = (job.model.entry, job.model.loss, *job.model.metrics, *job.model.callbacks)
     return [Path(job.directory, entry.rpartition(":")[0]) for entry in entries if entry]
 
 
 def entry_digest(job: JobSpec) -> str:
-    """The sha256 of these files, one after the other.
+    """The sha256 of these files and of what they import from beside them, one after the other.
 
     Raises:
         OSError: one cannot be read.
     """
     digest = hashlib.sha256()
-    for file in entry_files(job):
+    files = [file.resolve() for file in entry_files(job)]
+    others = {
+        other
+        for file in files
+        for other in imported(file, (file.parent, Path(job.directory).resolve()))
+    }
+    for file in (*files, *sorted(others.difference(files))):
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -193,6 +193,7 @@ def check_entry(job: JobSpec) -> None:
     if entry_digest(job) != job.entry_digest:
         files = " or ".join(map(str, entry_files(job)))
         raise UnfitCutError(
-            f"model.entry: {files} has changed since the job was submitted; expected what it was, "
-            "for all of its workers and checkpoints. Begin another job, with weights by train.from"
+            f"model.entry: {files} has changed since the job was submitted, or what it imports "
+            "from beside it; expected what it was, for all of its workers and checkpoints. Begin "
+            "another job, with weights by train.from"
         )
