@@ -32,6 +32,7 @@ from heterps.job.prepare import prepare
 from protos.job_pb2 import JobSpec
 from ps import LocalTable
 from workers.data import Dataset, GlobalBatches
+from workers.data.held_out import HeldOut
 from workers.data.tensors import tensors_of
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.code.entry import job_model
@@ -166,7 +167,9 @@ class Plain:
         self.model.eval()
         outputs, labels = [], []
         with torch.no_grad():
-            for _, tensors in evaluation_batches(self._job, split, BATCH, 0, 1, lambda: False):
+            for _, tensors in evaluation_batches(
+                HeldOut(self._job), split, BATCH, 0, 1, lambda: False
+            ):
                 outputs.append(self.model(tensors["sparse"], tensors["dense"]))
                 labels.append({n: t for n, t in tensors.items() if n.startswith("label.")})
         whole = joined(outputs) if isinstance(outputs[0], dict) else torch.cat(outputs)
@@ -182,14 +185,14 @@ def distinct_keys(job: JobSpec) -> np.ndarray:
     """The keys of all splits, int64 in order."""
     found: list[np.ndarray] = []
     for split in ("train", "valid", "test"):
-        for _, tensors in evaluation_batches(job, split, 1 << 16, 0, 1, lambda: False):
+        for _, tensors in evaluation_batches(HeldOut(job), split, 1 << 16, 0, 1, lambda: False):
             found.append(np.unique(tensors["sparse"].numpy()))
     return np.unique(np.concatenate(found))
 
 
 def of_mean(plain: Plain, job: JobSpec) -> dict[str, float]:
     """What is measured of the predictor that always says the mean of what is learned."""
-    batches = evaluation_batches(job, "train", BATCH, 0, 1, lambda: False)
+    batches = evaluation_batches(HeldOut(job), "train", BATCH, 0, 1, lambda: False)
     labels = torch.cat([tensors["label.label"] for _, tensors in batches]).double()
     _, held_out = plain.predict("test")
     predicted = torch.full_like(held_out["label.label"], float(labels.mean()))

@@ -347,7 +347,7 @@ def best_of(model: CostModel, floor: float, policy: Policy, samples: Samples) ->
         most = 4 if model.steps.simulated else 64
         ranked = list(reversed(range(len(samples.assignments))))[:most]
         plans = [provisioned(model, samples.assignments[n].tolist(), floor) for n in ranked]
-    place = min(range(len(plans)), key=lambda n: plans[n].rank)
+    place = min(range(len(plans)), key=lambda n: _order(model, plans[n]))
     plan = plans[place]
     chances, values = _replayed(model, policy, samples.assignments[ranked[place]], plan)
     return Drawn(
@@ -356,6 +356,13 @@ def best_of(model: CostModel, floor: float, policy: Policy, samples: Samples) ->
         tuple(float(value) for value in values),
         len(samples.seen),
     )
+
+
+def _order(model: CostModel, plan: Plan) -> tuple[bool, float, float]:
+    """A plan's rank; of equally cheap ones that stages are cut in, fewer come first."""
+    if not (model.cuts and plan.feasible):
+        return plan.rank
+    return False, float(f"{plan.cost:.9g}"), len(plan.stages)
 
 
 def _replayed(

@@ -94,8 +94,16 @@ class Samples:
         return self.best <= self.bound
 
     def ranked(self) -> list[int]:
-        """Indices of the plans that meet the demands, cheapest first."""
-        order = np.argsort(self.values, kind="stable")
+        """Indices of the plans that meet the demands, cheapest first.
+
+        Of equally cheap ones those that are cut least often come first.
+        """
+        if self.model.cuts:
+            values = np.array([float(f"{value:.9g}") for value in self.values])
+            changes = np.array([np.count_nonzero(np.diff(codes)) for codes in self.assignments])
+            order = np.lexsort((changes, values))
+        else:
+            order = np.argsort(self.values, kind="stable")
         return [int(n) for n in order if math.isfinite(self.values[n])]
 
 
