@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from importlib import import_module
 
 from heterps.errors import DataMismatchError
 from heterps.job.prepare import is_url, prepare
-from protos.job_pb2 import JobSpec
+from protos.job_pb2 import DataSpec, JobSpec
 
 
 def prepare_and_check(job: JobSpec, on_line: Callable[[str], None] = lambda line: None) -> None:
@@ -45,23 +46,25 @@ def check_data(job: JobSpec) -> None:
         raise DataMismatchError(str(error)) from None
 
 
-def contents_of_valid(job: JobSpec) -> str:
-    """Differs where other data is held out for validation, as far as that tells.
+def contents_of_valid(job: JobSpec) -> tuple[str, str]:
+    """What tells which files a job names for validation, and what tells what these hold.
 
-    It is empty where there is none, or none that `check_data` looks at.
+    Both are empty where there are none, or none that `check_data` looks at.
 
     Raises:
         DataMismatchError: it cannot be read.
     """
     if not job.data.valid or not _can_be_seen(job):
-        return ""
+        return "", ""
     from workers.data.errors import DataError
     from workers.data.reader import Dataset
 
+    named = DataSpec(path=job.data.path, valid=job.data.valid, join=job.data.join)
     try:
-        return Dataset.of(job, "valid").contents
+        contents = Dataset.of(job, "valid").contents
     except DataError as error:
         raise DataMismatchError(str(error)) from None
+    return sha256(named.SerializeToString(deterministic=True)).hexdigest(), contents
 
 
 def _can_be_seen(job: JobSpec) -> bool:

@@ -120,19 +120,21 @@ class Study:
         found = self._study.get_trials(deepcopy=False, states=states)
         return [Asked(self, self._optuna.trial.Trial(self._study, t._trial_id)) for t in found]
 
-    def measured_by(self, contents: str) -> None:
+    def measured_by(self, named: str, contents: str) -> None:
         """Take in what held-out data a trial is measured by.
 
         Args:
-            contents: differs where it is other data; empty: nobody knows.
+            named: tells which files it is in.
+            contents: differs where these hold other data; empty: nobody knows.
 
         Raises:
-            SweepError: it is other data than that of the trials before.
+            SweepError: it is other data than that of trials before in the same files.
         """
-        kept = self._study.user_attrs.get(_VALID)
+        key = f"{_VALID}.{named}"
+        kept = self._study.user_attrs.get(key)
         if kept is None:
-            self._study.set_user_attr(_VALID, contents)
-        elif contents and kept not in ("", contents):
+            self._study.set_user_attr(key, contents)
+        elif contents != kept:
             raise SweepError(
                 f"data.valid: {self._space.base.data.valid}: it has changed since the first trial, "
                 "whose values say nothing of others then; name another file with --study"

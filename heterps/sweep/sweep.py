@@ -132,7 +132,7 @@ class Sweep:
         self._running.append(running)  # first: whatever breaks off, it is cancelled
         asked.submits(job_id)
         self._submit(job, job_id)
-        self._study.measured_by(contents_of_valid(job))  # which is made by now
+        self._study.measured_by(*contents_of_valid(job))  # which is made by now
         self._on_begin(asked.trial, job_id)
 
     def _look_at(self, one: _Running) -> bool:

@@ -382,6 +382,17 @@ def test_trials_of_other_held_out_data_are_not_held_against_those_before(make, t
     assert [state for state in last.states if state.counts] == [COMPLETE] * 3
 
 
+def test_trials_may_name_other_files_to_join_to_held_out_data(make, tmp_path):
+    for name, value in (("one", 1), ("two", 2)):
+        (tmp_path / f"{name}.csv").write_text(f"x,more\n1,{value}\n2,{value}\n")
+    ranges = ("lr=float:0.001..1", "data.join.side.file=choice:one.csv,two.csv")
+    joined = ("data.join.side.by=[x]", "data.dense=[x, side.more]")
+    made = make(lambda lr, **_: Outcome((lr,)), (*ranges, *joined))
+    made.sweep.run(6)
+    found = {trial.values["data.join.side.file"] for trial in made.study.trials}
+    assert found == {"one.csv", "two.csv"}
+
+
 def test_a_file_that_is_no_study_is_refused_and_left(make, tmp_path, on_disk):
     (tmp_path / "job.study").write_text("notes")
     with pytest.raises(SweepError, match="expected a study of a sweep, or no file"):
