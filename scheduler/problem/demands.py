@@ -14,6 +14,7 @@ from scheduler.problem.workload import Resources, Workload
 
 Pin = Mapping[str, str] | Sequence[str] | None
 
+_MOST: Final = 1e100  # samples/s, far from where numbers end
 _TIME: Final = re.compile(r"(\d+\.?\d*|\.\d+)\s*(s|m|min|h|d)?")
 _HOURS: Final = {"s": 1 / 3600, "m": 1 / 60, "min": 1 / 60, "h": 1.0, "d": 24.0}
 
@@ -49,8 +50,10 @@ class Demands:
         """
         floor, cap, hours = 0.0, math.inf, 0.0
         if min_throughput is not None:
-            expected = "samples/s, a finite number of at least 0"
+            expected = f"samples/s, a finite number from 0 to {_MOST:g}"
             floor = _number("min_throughput", min_throughput, expected, above=False)
+            if floor > _MOST:
+                raise InputError("", "min_throughput", f"{min_throughput!r}: expected {expected}")
         if max_price_per_hour is not None:
             expected = "dollars an hour, a finite number above 0"
             cap = _number("max_price_per_hour", max_price_per_hour, expected)
@@ -58,7 +61,7 @@ class Demands:
             hours = hours_of("finish_by", finish_by)
         if hours:
             floor = max(floor, workload.samples / (hours * 3600))
-            if not math.isfinite(floor):
+            if not floor <= _MOST:
                 expected = "a time in which the samples can be counted"
                 raise InputError("", "finish_by", f"{finish_by!r}: expected {expected}")
         if isinstance(exclude, str) or not all(isinstance(name, str) for name in exclude):

@@ -82,6 +82,7 @@ def test_a_layer_that_all_is_excluded_for_is_named(method: str) -> None:
     ("arguments", "says"),
     [
         ({"min_throughput": float("inf")}, "min_throughput: inf: expected samples/s, a finite"),
+        ({"min_throughput": 1e300}, "min_throughput: 1e+300: expected samples/s, a finite number"),
         ({"max_price_per_hour": 0}, "max_price_per_hour: 0: expected dollars an hour, a finite"),
         ({"max_price_per_hour": -2.0}, "max_price_per_hour: -2.0: expected dollars an hour"),
         ({"max_price_per_hour": float("nan")}, "max_price_per_hour: nan: expected dollars"),
@@ -90,6 +91,7 @@ def test_a_layer_that_all_is_excluded_for_is_named(method: str) -> None:
         ({"finish_by": 0}, "finish_by: 0: expected hours"),
         ({"finish_by": "tomorrow"}, "finish_by: 'tomorrow': expected hours"),
         ({"finish_by": 1e-320}, "finish_by: 1e-320: expected a time"),
+        ({"finish_by": 1e-200}, "finish_by: 1e-200: expected a time"),
         ({"exclude": ["t5"]}, "exclude: 't5': expected a type on offer; did you mean 't4'?"),
         ({"exclude": "t4"}, "exclude: 't4': expected a list of types"),
         ({"pin": ["cpu"]}, "pin: ['cpu']: expected one type for each of the 10 layers"),
