@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from importlib import import_module
+from typing import Literal
 
 from heterps.errors import DataMismatchError
 from heterps.job.prepare import is_url, prepare
@@ -46,22 +47,23 @@ def check_data(job: JobSpec) -> None:
         raise DataMismatchError(str(error)) from None
 
 
-def contents_of_valid(job: JobSpec) -> tuple[str, str]:
-    """What tells which files a job names for validation, and what tells what these hold.
+def contents_of(job: JobSpec, split: Literal["train", "valid"]) -> tuple[str, str]:
+    """What tells which files a job names for a split, and what tells what these hold.
 
     Both are empty where there are none, or none that `check_data` looks at.
 
     Raises:
         DataMismatchError: it cannot be read.
     """
-    if not job.data.valid or not _can_be_seen(job):
+    pattern = {"train": job.data.train, "valid": job.data.valid}[split]
+    if not pattern or not _can_be_seen(job):
         return "", ""
     from workers.data.errors import DataError
     from workers.data.reader import Dataset
 
-    named = DataSpec(path=job.data.path, valid=job.data.valid, join=job.data.join)
+    named = DataSpec(path=job.data.path, train=pattern, join=job.data.join)
     try:
-        contents = Dataset.of(job, "valid").contents
+        contents = Dataset.of(job, split).contents
     except DataError as error:
         raise DataMismatchError(str(error)) from None
     return sha256(named.SerializeToString(deterministic=True)).hexdigest(), contents

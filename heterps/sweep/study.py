@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import optuna
 
 _ABOUT = "heterps"
-_VALID = "valid"
 _JOB, _REASON, _INTERRUPTED = "job_id", "reason", "interrupted"
 
 
@@ -120,8 +119,8 @@ class Study:
         found = self._study.get_trials(deepcopy=False, states=states)
         return [Asked(self, self._optuna.trial.Trial(self._study, t._trial_id)) for t in found]
 
-    def measured_by(self, named: str, contents: str) -> None:
-        """Take in what held-out data a trial is measured by.
+    def learns_from(self, split: str, named: str, contents: str) -> None:
+        """Take in what data a trial learns from, or is measured by.
 
         Args:
             named: tells which files it is in.
@@ -130,14 +129,15 @@ class Study:
         Raises:
             SweepError: it is other data than that of trials before in the same files.
         """
-        key = f"{_VALID}.{named}"
+        key = f"{split}.{named}"
         kept = self._study.user_attrs.get(key)
         if kept is None:
             self._study.set_user_attr(key, contents)
         elif contents != kept:
             raise SweepError(
-                f"data.valid: {self._space.base.data.valid}: it has changed since the first trial, "
-                "whose values say nothing of others then; name another file with --study"
+                f"data.{split}: {getattr(self._space.base.data, split)}: it has changed since the "
+                "first trial, whose values say nothing of others then; name another file with "
+                "--study"
             )
 
     def same(self, asked: "Asked") -> Trial | None:

@@ -12,7 +12,7 @@ from heterps.client.client import Client
 from heterps.client.records import Job, State
 from heterps.client.retry import Retry
 from heterps.errors import HeterpsError, UnknownJobError, UnreachableError
-from heterps.job.data import contents_of_valid
+from heterps.job.data import contents_of
 from heterps.job.file import JobFileError
 from heterps.sweep.best import BestModel
 from heterps.sweep.errors import SweepError
@@ -69,7 +69,7 @@ class Sweep:
         """Go on until so many trials have ended, of earlier runs of the sweep too.
 
         Raises:
-            SweepError: the first trials failed of what all will fail of, or held-out data changed.
+            SweepError: the first trials failed of what all will fail of, or their data changed.
             UnreachableError: the cluster is away for long. Trials go on, and can be taken up.
         """
         self._model.settle(self._study.best)
@@ -132,7 +132,8 @@ class Sweep:
         self._running.append(running)  # first: whatever breaks off, it is cancelled
         asked.submits(job_id)
         self._submit(job, job_id)
-        self._study.measured_by(*contents_of_valid(job))  # which is made by now
+        for split in ("train", "valid"):  # which are made by now
+            self._study.learns_from(split, *contents_of(job, split))
         self._on_begin(asked.trial, job_id)
 
     def _look_at(self, one: _Running) -> bool:

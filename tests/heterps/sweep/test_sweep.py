@@ -366,17 +366,18 @@ def test_a_study_of_another_model_is_refused(make, tmp_path):
         make(None)
 
 
-def test_trials_of_other_held_out_data_are_not_held_against_those_before(make, tmp_path):
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_trials_of_other_data_are_not_held_against_those_before(make, tmp_path, split):
     made = make(lambda lr: Outcome((lr,)))
     made.sweep.run(2)
-    head, first, *rows = (tmp_path / "valid.csv").read_text().splitlines(keepends=True)
-    (tmp_path / "valid.csv").write_text("".join([head, *rows]))
+    head, first, *rows = (tmp_path / f"{split}.csv").read_text().splitlines(keepends=True)
+    (tmp_path / f"{split}.csv").write_text("".join([head, *rows]))
     again = make(None, cluster=made.cluster)
-    with pytest.raises(SweepError, match=r"data\.valid: valid\.csv: it has changed since"):
+    with pytest.raises(SweepError, match=rf"data\.{split}: {split}\.csv: it has changed since"):
         again.sweep.run(3)
     again.sweep.cancel()
     assert again.states[2] is TrialState.INTERRUPTED
-    (tmp_path / "valid.csv").write_text("".join([head, first, *rows]))
+    (tmp_path / f"{split}.csv").write_text("".join([head, first, *rows]))
     last = make(None, cluster=made.cluster)
     last.sweep.run(3)
     assert [state for state in last.states if state.counts] == [COMPLETE] * 3
