@@ -9,6 +9,7 @@ from typing import Literal
 from heterps.errors import DataMismatchError
 from heterps.job.prepare import is_url, prepare
 from protos.job_pb2 import DataSpec, JobSpec
+from workers.model.code.digest import entry_digest
 
 
 def prepare_and_check(job: JobSpec, on_line: Callable[[str], None] = lambda line: None) -> None:
@@ -24,6 +25,8 @@ def prepare_and_check(job: JobSpec, on_line: Callable[[str], None] = lambda line
         if job.data.prepare and _can_be_seen(job):
             beside.submit(import_module, "workers.data.check")
         prepare(job, on_line)
+    if job.data.prepare and job.entry_digest:  # it may have made a module that the model imports
+        job.entry_digest = entry_digest(job)
     check_data(job)
 
 

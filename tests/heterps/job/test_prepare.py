@@ -1,10 +1,14 @@
 """data.prepare: run apart, shown as it goes, explained when it fails."""
 
+from contextlib import suppress
+
 import pytest
 
-from heterps.errors import PrepareError
+from heterps.errors import DataMismatchError, PrepareError
+from heterps.job.data import prepare_and_check
 from heterps.job.file import load_job
 from heterps.job.prepare import prepare
+from workers.stage.cuts.beginning import check_entry
 
 
 def with_script(job, text):
@@ -25,6 +29,23 @@ def test_it_gets_the_absolute_path_and_its_lines_are_seen(job):
     prepare(with_script(job, text), lines.append)
     assert lines == ["one", "two"]
     assert job.with_name("made").joinpath("t.csv").is_file()
+
+
+def test_what_it_makes_for_the_model_is_of_the_code_that_is_submitted(job):
+    text = (
+        "import pathlib\n"
+        "def prepare(path):\n"
+        "    pathlib.Path(path).mkdir(exist_ok=True)\n"
+        "    pathlib.Path(path, 't.csv').write_text('x,y\\n1,0\\n')\n"
+        "    pathlib.Path(path).with_name('words.py').write_text('COUNT = 7\\n')\n"
+    )
+    model = job.with_name("model.py")
+    model.write_text("from words import COUNT\n" + model.read_text())
+    spec = with_script(job, text)
+    with suppress(DataMismatchError):  # of the data there is little
+        prepare_and_check(spec)
+    assert job.with_name("words.py").is_file()
+    check_entry(spec)
 
 
 def test_its_own_error_is_shown_without_our_frames(job):
